@@ -1,0 +1,53 @@
+"""The reference as a backend: it covers every call."""
+
+from typing import ClassVar, final
+
+import torch
+
+from rebracket.backends.reference import chunked, definition
+from rebracket.ops.backend import Backend
+from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.state import Output, State
+from rebracket.ops.validate import check_decay_values
+
+
+@final
+class Reference(Backend):
+    """Differentiable torch operations, double backward included."""
+
+    name: ClassVar[str] = "reference"
+    rank: ClassVar[int] = 0
+    chunk: ClassVar[int] = 64
+
+    def refusal(self, call: Recurrence) -> str | None:
+        return None
+
+    def run(self, call: Recurrence, chunk: int) -> Output:
+        check_values(call)
+        with torch.autocast(call.q.device.type, enabled=False):
+            return chunked.run(call, chunk)
+
+    def step(self, call: Recurrence, inplace: bool) -> Output:
+        with torch.autocast(call.q.device.type, enabled=False):
+            out, state = definition.run(call)
+        return Output(out, overwrite(call.state, state) if inplace and call.state is not None else state)
+
+
+def check_values(call: Recurrence) -> None:
+    """Looks at the decays where that waits for nothing."""
+    log_decay = call.log_decay
+    if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if call.cu_seqlens is not None and log_decay.ndim > 1:
+        log_decay = log_decay[:, : int(call.cu_seqlens[-1])]
+    check_decay_values(log_decay)
+
+
+def overwrite(held: State, new: State) -> State:
+    """The held state with the new one's numbers in it."""
+    for mine, theirs in zip(held.tensors().values(), new.tensors().values(), strict=True):
+        mine.copy_(theirs)
+    return held
+
+
+BACKEND = Reference()

@@ -1,0 +1,181 @@
+"""The operator: linear attention of every kind over a sequence, or one token of it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rebracket.ops import bidirectional, validate
+from rebracket.ops.backend import choose
+from rebracket.ops.plan import Plan, plan
+from rebracket.ops.state import Output, State
+from rebracket.ops.validate import Mode
+from rebracket.ops.write import WriteRule
+from rebracket.ops.writes.additive import Additive
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    write: WriteRule = Additive(),
+    bonus: Tensor | None = None,
+    normalize: bool = False,
+    scale: float | None = None,
+    state: State | None = None,
+    cu_seqlens: Tensor | None = None,
+    causal: bool = True,
+    mode: Mode = "auto",
+    chunk: int | None = None,
+    backend: str = "auto",
+) -> Output:
+    """Linear attention over a sequence: one recurrence with the decay and the write rule that the arguments name.
+
+        S~_t = Diag(exp(log_decay_t)) S_{t-1},   S_t = S~_t + (what `write` adds),   o_t = scale S_t^T q_t
+
+    Every mode and backend gives the same outputs, state and gradients.
+
+    Args:
+        q: queries [B,T,Hq,K]; a feature map, if any, is already applied. float32, bfloat16, float16 (float32 inside) or
+            float64.
+        k: keys [B,T,Hq,K]; Hq divides H, and head h of v uses head h // (H // Hq).
+        v: values [B,T,H,V].
+        log_decay: natural logarithm of the decay, <= 0, -inf erases; None, per head [H], per token [B,T,H] or per key
+            channel [B,T,H,K].
+        write: the write rule, such as `Additive()` or `Delta(beta)`.
+        bonus: u [H,K] (additive rules): read before the write and add this token with weight u,
+            o_t = scale (S_{t-1}^T q_t + (q_t . (u * k_t)) v_t), as RWKV-6 does.
+        normalize: divide o_t by q_t . z_t, z the decayed sum of keys (additive rules, positive features); 0 where it is 0.
+        scale: factor of the output, K**-0.5 by default, 1 when `normalize`.
+        state: the state to continue from; zeros by default.
+        cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are a tail whose
+            outputs are 0.
+        causal: False lets every token see the whole sequence (additive rules, no `state`, no `bonus`); the state returned
+            is that of the forward direction.
+        mode: "parallel" (T**2), "chunk" (T) or "recurrent" (T, one token at a time); "auto" is what `explain` says.
+        chunk: tokens per chunk in mode "chunk".
+        backend: "reference", any other installed one, or "auto". An explicit mode or backend is obeyed or refused.
+
+    Returns:
+        Output(out [B,T,H,V] in the dtype of v, state).
+
+    Raises:
+        ValueError: a shape, value or combination that does not fit, by the name of its argument.
+        TypeError: an argument of the wrong kind.
+
+    Cost: per token and head C (K + V) + 4 K V operations for additive rules, 2 C (K + V) + 6 K V for erasing ones, C being T
+    in parallel mode; the state is H K V numbers a sequence.
+
+    Source: MATH of Katharopoulos et al. 2020, Yang et al. 2024 (chunked delta rule), Dao and Gu 2024 (state-space duality).
+
+    Example:
+        >>> import torch, rebracket as rb
+        >>> q, k, v = torch.randn(2, 100, 3, 4), torch.randn(2, 100, 3, 4), torch.randn(2, 100, 3, 5)
+        >>> whole, state = rb.linear_attention(q, k, v)
+        >>> first, state = rb.linear_attention(q[:, :60], k[:, :60], v[:, :60])
+        >>> rest, state = rb.linear_attention(q[:, 60:], k[:, 60:], v[:, 60:], state=state)
+        >>> bool(torch.allclose(torch.cat([first, rest], 1), whole, atol=1e-5))
+        True
+    """
+    call = validate.recurrence(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens)
+    chosen, how = plan(call, mode, chunk, backend, causal)
+    if causal:
+        return chosen.run(call, how.chunk)
+    return bidirectional.run(chosen, call, how)
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    state: State,
+    log_decay: Tensor | None = None,
+    write: WriteRule = Additive(),
+    bonus: Tensor | None = None,
+    normalize: bool = False,
+    scale: float | None = None,
+    inplace: bool = False,
+    backend: str = "auto",
+) -> Output:
+    """One token of `linear_attention`, from a state to the next.
+
+        S~ = Diag(exp(log_decay)) S,   S' = S~ + (what `write` adds),   o = scale S'^T q
+
+    Args:
+        q: query [B,Hq,K].
+        k: key [B,Hq,K]; with `DeltaProduct(beta, writes)` [B,writes,Hq,K].
+        v: value [B,H,V]; with `DeltaProduct` [B,writes,H,V].
+        state: the state before this token; State.zeros(B,H,K,V) to begin.
+        log_decay: None, [H], [B,H] or [B,H,K].
+        write: the write rule, its tensors without the time axis: `Delta(beta)` with beta [B,H].
+        bonus: as in `linear_attention`.
+        normalize: as in `linear_attention`.
+        scale: as in `linear_attention`.
+        inplace: write the new state into the tensors of the given one (not differentiable).
+        backend: as in `linear_attention`.
+
+    Returns:
+        Output(out [B,H,V], state).
+
+    Raises:
+        ValueError: as `linear_attention`; also when `inplace` would write into a state of another dtype.
+        TypeError: an argument of the wrong kind.
+
+    Cost: 4 K V operations a head (6 K V erasing) and the state read and written once, whatever came before.
+
+    Example:
+        >>> import torch, rebracket as rb
+        >>> state = rb.State.zeros(1, 2, 4, 5)
+        >>> out, state = rb.step(torch.randn(1, 2, 4), torch.randn(1, 2, 4), torch.randn(1, 2, 5), state=state)
+        >>> out.shape
+        torch.Size([1, 2, 5])
+    """
+    validate.check_write(write)
+    if log_decay is not None and log_decay.ndim > 1:
+        log_decay = log_decay.unsqueeze(1)
+    if write.entries == 1:
+        k, v = k.unsqueeze(1), v.unsqueeze(1)
+    call = validate.recurrence(
+        q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None
+    )
+    if inplace and state.memory.dtype != call.dtype:
+        raise ValueError(f"state must be {call.dtype} to be updated in place, got {state.memory.dtype}; use state.to(dtype)")
+    out, state = choose(call, backend)[0].step(call, inplace)
+    return Output(out.squeeze(1), state)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    write: WriteRule = Additive(),
+    bonus: Tensor | None = None,
+    normalize: bool = False,
+    scale: float | None = None,
+    state: State | None = None,
+    cu_seqlens: Tensor | None = None,
+    causal: bool = True,
+    mode: Mode = "auto",
+    chunk: int | None = None,
+    backend: str = "auto",
+) -> Plan:
+    """The plan of a call of `linear_attention`: backend, mode, chunk, the reasons, operations, bytes and state size.
+
+    Takes the arguments of `linear_attention` and raises what it would raise; computes nothing, so tensors on the meta
+    device do. Operations per token and head: C (K + V) + 4 K V, erasing 2 C (K + V) + 6 K V.
+
+    Example:
+        >>> import torch, rebracket as rb
+        >>> x = torch.empty(1, 4096, 8, 64, device="meta")
+        >>> print(rb.explain(x, x, x))  # doctest: +ELLIPSIS
+        backend reference, mode chunk, chunk 64, state 131,072 bytes
+        ...
+    """
+    call = validate.recurrence(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens)
+    if not causal:
+        bidirectional.check(call)
+    return plan(call, mode, chunk, backend, causal)[1]

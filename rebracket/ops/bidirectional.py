@@ -1,0 +1,115 @@
+"""Attention that is not causal, from causal pieces that every backend has.
+
+Without decay every token reads the same finished state. With decay a token reads what came before through a causal run, what
+comes after through a causal run of the flipped sequence, and itself in both, so one copy of itself is taken away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rebracket.ops.backend import Backend
+from rebracket.ops.heads import repeat_heads
+from rebracket.ops.plan import Plan
+from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.state import Output, State
+from rebracket.ops.write import Writes
+
+
+def check(call: Recurrence) -> None:
+    """Raises for what has no meaning without an order of time."""
+    if call.writes.r is not None:
+        raise ValueError("causal=False needs an additive write rule: an erasing one depends on the order of its writes")
+    if call.bonus is not None:
+        raise ValueError("causal=False has no bonus: a token already reads itself")
+    if call.state is not None:
+        raise ValueError("causal=False takes no state: every token already sees the whole sequence")
+
+
+def run(backend: Backend, call: Recurrence, how: Plan) -> Output:
+    """The whole call; the state returned is that of the forward direction."""
+    check(call)
+    exact = in_full_precision(call)
+    counted = with_count(exact) if call.normalize else exact
+    read = read_finished if call.log_decay is None and how.mode == "parallel" else read_both_ways
+    out, state = read(backend, counted, how.chunk)
+    out, state = normalized(out, state) if call.normalize else (out, state)
+    return Output(out.to(call.q.dtype), state)
+
+
+def in_full_precision(call: Recurrence) -> Recurrence:
+    """The call in the dtype of the arithmetic, so that its parts are not rounded before they are added."""
+    k, v = call.writes.k.to(call.dtype), call.writes.v.to(call.dtype)
+    return replace(call, q=call.q.to(call.dtype), writes=Writes(k, v))
+
+
+def with_count(call: Recurrence) -> Recurrence:
+    """The same call without its normalizer, which becomes a value column of ones."""
+    v = torch.nn.functional.pad(call.writes.v, (0, 1), value=1.0)
+    widened = replace(call.sizes, V=call.sizes.V + 1)
+    return replace(call, writes=Writes(call.writes.k, v), normalize=False, sizes=widened)
+
+
+def normalized(out: Tensor, state: State) -> Output:
+    """Numerator over denominator, and the column of ones back in its place."""
+    total = out[..., -1:]
+    ratio = out[..., :-1] / total.masked_fill(total == 0, 1)
+    return Output(ratio.masked_fill(total == 0, 0), State(state.memory[..., :-1], state.memory[..., -1]))
+
+
+def read_finished(backend: Backend, call: Recurrence, chunk: int) -> Output:
+    """O = scale Q (K^T V), one pass and no chunk."""
+    q, k = (repeat_heads(x, call.sizes.H) for x in (call.q, call.writes.k))
+    v = call.writes.v
+    pieces = [slice(0, call.sizes.T)] if call.cu_seqlens is None else spans(call.cu_seqlens)
+    memories = [torch.einsum("bthk,bthv->bhkv", k[:, piece], v[:, piece]) for piece in pieces]
+    out = [call.scale * torch.einsum("bthk,bhkv->bthv", q[:, p], m) for p, m in zip(pieces, memories, strict=True)]
+    tail = call.sizes.T - sum(x.shape[1] for x in out)
+    out.append(v.new_zeros(call.sizes.B, tail, *v.shape[2:]))
+    empty = v.new_zeros(0, *call.initial().memory.shape[1:])
+    return Output(torch.cat(out, 1), State(torch.cat([empty, *memories])))
+
+
+def spans(cu_seqlens: Tensor) -> list[slice]:
+    """One slice of tokens per sequence."""
+    offsets = cu_seqlens.tolist()
+    return [slice(a, b) for a, b in zip(offsets, offsets[1:], strict=False)]
+
+
+def read_both_ways(backend: Backend, call: Recurrence, chunk: int) -> Output:
+    """Forward plus flipped minus the token itself."""
+    forward = backend.run(call, chunk)
+    backward = flip(backend.run(flipped(call), chunk).out, call.cu_seqlens)
+    return Output(forward.out + backward - itself(call), forward.state)
+
+
+def itself(call: Recurrence) -> Tensor:
+    """What each token reads of its own pair, scale (q_t . k_t) v_t; zero in a tail."""
+    own = call.scale * (call.q * call.writes.k).sum(-1, keepdim=True)
+    own = repeat_heads(own, call.sizes.H) * call.writes.v
+    if call.cu_seqlens is None:
+        return own
+    tail = torch.arange(call.sizes.T, device=own.device) >= call.cu_seqlens[-1]
+    return own.masked_fill(tail[:, None, None], 0)
+
+
+def flipped(call: Recurrence) -> Recurrence:
+    """The call with time reversed inside every sequence."""
+    flip_decay = call.log_decay is not None and call.log_decay.ndim > 1
+    writes = Writes(flip(call.writes.k, call.cu_seqlens), flip(call.writes.v, call.cu_seqlens))
+    log_decay = flip(call.log_decay, call.cu_seqlens) if flip_decay and call.log_decay is not None else call.log_decay
+    return replace(call, q=flip(call.q, call.cu_seqlens), writes=writes, log_decay=log_decay)
+
+
+def flip(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """x [B,T,...] with time reversed inside every sequence; a tail stays where it is."""
+    if cu_seqlens is None:
+        return x.flip(1)
+    t = torch.arange(x.shape[1], device=x.device)
+    bounds = torch.cat((cu_seqlens, cu_seqlens.new_tensor([x.shape[1]])))
+    n = torch.searchsorted(cu_seqlens, t, right=True)
+    mirrored = bounds[n - 1] + bounds[n] - 1 - t
+    return x[:, torch.where(t < cu_seqlens[-1], mirrored, t)]

@@ -1,0 +1,161 @@
+"""Checks on shapes and types, made once at the door; what passes here is well formed everywhere behind it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.state import State
+from rebracket.ops.write import Sizes, WriteRule, check_shape
+
+Mode = Literal["auto", "parallel", "chunk", "recurrent"]
+MODES = ("parallel", "chunk", "recurrent")
+
+
+def recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    write: WriteRule,
+    bonus: Tensor | None,
+    normalize: bool,
+    scale: float | None,
+    state: State | None,
+    cu_seqlens: Tensor | None,
+) -> Recurrence:
+    """The checked call as the canonical recurrence."""
+    check_write(write)
+    sizes = measure(q, k, v, write.entries)
+    write.check(sizes)
+    check_axes(log_decay, write, bonus, normalize, sizes)
+    check_packing(cu_seqlens, sizes)
+    checked = Recurrence(
+        q, write.lower(k, v), log_decay, bonus, normalize, default_scale(scale, normalize, sizes), state, cu_seqlens, sizes
+    )
+    check_state(state, checked)
+    return checked
+
+
+def check_write(write: object) -> None:
+    if isinstance(write, type) and issubclass(write, WriteRule):
+        raise TypeError(f"write must be an instance: {write.__name__}(...), not the class {write.__name__}")
+    if not isinstance(write, WriteRule):
+        raise TypeError(f"write must be a write rule such as Additive() or Delta(beta), got {type(write).__name__}")
+
+
+def measure(q: Tensor, k: Tensor, v: Tensor, entries: int) -> Sizes:
+    """The letters of the call, read off q and v; k must agree."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_rank(name, x)
+    B, T, Hq, K = q.shape
+    H, V = v.shape[2:]
+    if K == 0 or V == 0 or Hq == 0 or H == 0:
+        raise ValueError(f"heads and dimensions must be at least 1, got q {list(q.shape)} and v {list(v.shape)}")
+    if H % Hq:
+        raise ValueError(f"heads of q must divide heads of v, got Hq = {Hq} and H = {H}; shapes are [B,T,H,D]")
+    sizes = Sizes(B, T, Hq, H, K, V)
+    times = f"T*{entries}"
+    check_shape("k", k, sizes, f"B,{times},Hq,K")
+    check_shape("v", v, sizes, f"B,{times},H,V")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; convert them to one")
+    return sizes
+
+
+def check_rank(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.ndim != 4:
+        raise ValueError(f"{name} must be [B,T,heads,dim], got {x.ndim} dimensions {list(x.shape)}")
+    if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise TypeError(f"{name} must be float32, float64, bfloat16 or float16, got {x.dtype}; convert it")
+
+
+def check_axes(log_decay: Tensor | None, write: WriteRule, bonus: Tensor | None, normalize: bool, sizes: Sizes) -> None:
+    if log_decay is not None:
+        check_shape("log_decay", log_decay, sizes, "H", "B,T,H", "B,T,H,K")
+    if bonus is not None:
+        check_shape("bonus", bonus, sizes, "H,K")
+        if write.reads_back:
+            raise ValueError(f"bonus reads before the write, which {type(write).__name__} does not define; use Additive()")
+    if normalize and write.reads_back:
+        raise ValueError(
+            f"normalize divides by the sum of keys, which {type(write).__name__} erases; use Additive(), or normalize=False "
+            "and a norm on the output"
+        )
+
+
+def default_scale(scale: float | None, normalize: bool, sizes: Sizes) -> float:
+    if scale is None:
+        return 1.0 if normalize else sizes.K**-0.5
+    if isinstance(scale, Tensor):
+        raise TypeError("scale must be a number, got a tensor; multiply q by it instead")
+    return float(scale)
+
+
+def check_packing(cu_seqlens: Tensor | None, sizes: Sizes) -> None:
+    if cu_seqlens is None:
+        return
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1:
+        raise TypeError("cu_seqlens must be an int32 or int64 tensor [N+1], such as torch.tensor([0, 5, 9])")
+    if cu_seqlens.shape[0] < 1:
+        raise ValueError("cu_seqlens must hold N + 1 >= 1 offsets, got none")
+    if sizes.B != 1:
+        raise ValueError(f"cu_seqlens needs B = 1 (sequences packed in one row), got B = {sizes.B}; reshape to [1,B*T,...]")
+    if not torch.compiler.is_compiling():
+        check_offsets(cu_seqlens, sizes.T)
+
+
+def check_offsets(cu_seqlens: Tensor, T: int) -> None:
+    offsets = cu_seqlens.tolist()
+    if offsets[0] != 0:
+        raise ValueError(f"cu_seqlens must start at 0, got {offsets[0]}")
+    if offsets[-1] > T:
+        raise ValueError(f"cu_seqlens must not pass T = {T}, got {offsets[-1]}")
+    fall = next((i for i, (a, b) in enumerate(zip(offsets, offsets[1:], strict=False)) if b < a), None)
+    if fall is not None:
+        raise ValueError(f"cu_seqlens must not decrease, got {offsets[fall]} before {offsets[fall + 1]}; pass offsets, not lengths")
+
+
+def check_state(state: State | None, call: Recurrence) -> None:
+    if state is None:
+        return
+    if not isinstance(state, State):
+        raise TypeError(f"state must be a State, got {type(state).__name__}; wrap a tensor as State(memory)")
+    sizes = call.sizes
+    expected = (call.sequences, sizes.H, sizes.K, sizes.V)
+    if tuple(state.memory.shape) != expected:
+        raise ValueError(f"state.memory must be [N,H,K,V] = {list(expected)}, got {list(state.memory.shape)}")
+    if call.normalize and state.key_sum is None:
+        raise ValueError("state must hold key_sum when normalize is True; it comes from a call with normalize=True")
+    if state.key_sum is not None and tuple(state.key_sum.shape) != expected[:3]:
+        raise ValueError(f"state.key_sum must be [N,H,K] = {list(expected[:3])}, got {list(state.key_sum.shape)}")
+
+
+def check_mode(mode: str, chunk: int | None) -> None:
+    if mode not in ("auto", *MODES):
+        raise ValueError(f"mode must be one of auto, {', '.join(MODES)}, got {mode!r}")
+    if chunk is None:
+        return
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+        raise ValueError(f"chunk must be an integer >= 1, got {chunk!r}")
+    if mode in ("parallel", "recurrent"):
+        raise ValueError(f"chunk is for mode 'chunk', got chunk={chunk} with mode={mode!r}; leave one of them out")
+
+
+def check_decay_values(log_decay: Tensor) -> None:
+    """Raises on a positive or NaN log-decay; callers make this check where it is free."""
+    if log_decay.numel() == 0:
+        return
+    largest = log_decay.detach().amax()
+    if largest <= 0:
+        return
+    if torch.isnan(largest):
+        raise ValueError("log_decay holds NaN")
+    if bool((log_decay > 0).all()) and largest <= 1:
+        raise ValueError("log_decay must be <= 0, got only values in (0, 1]: these look like factors; pass their logarithm")
+    raise ValueError(f"log_decay must be <= 0, got up to {float(largest):.3g}: the sign looks flipped; pass -log_decay")
