@@ -1,9 +1,11 @@
 """Linear attention: one operator for the whole family, the same function in every mode, and a state you can hold."""
 
+import rebracket.backends  # noqa: F401  (registers the backends)
 from rebracket.ops.attention import explain, linear_attention, step
 from rebracket.ops.memory import AssociativeMemory
 from rebracket.ops.plan import Plan
 from rebracket.ops.segment import Segment, compose, scan
+from rebracket.ops.softmax import KeyValues, softmax_attention
 from rebracket.ops.state import Output, State
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -18,6 +20,7 @@ __all__ = [
     "Delta",
     "DeltaProduct",
     "GatedErase",
+    "KeyValues",
     "LowRank",
     "Output",
     "Plan",
@@ -28,5 +31,6 @@ __all__ = [
     "explain",
     "linear_attention",
     "scan",
+    "softmax_attention",
     "step",
 ]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rebracket.ops import bidirectional, validate
 from rebracket.ops.backend import choose
-from rebracket.ops.plan import Plan, plan
+from rebracket.ops.plan import Plan, decide, plan
 from rebracket.ops.state import Output, State
 from rebracket.ops.validate import Mode
 from rebracket.ops.write import WriteRule
@@ -37,8 +37,7 @@ def linear_attention(
     Every mode and backend gives the same outputs, state and gradients.
 
     Args:
-        q: queries [B,T,Hq,K]; a feature map, if any, is already applied. float32, bfloat16, float16 (float32 inside) or
-            float64.
+        q: queries [B,T,Hq,K], a feature map already applied; float32, bfloat16, float16 (float32 inside) or float64.
         k: keys [B,T,Hq,K]; Hq divides H, and head h of v uses head h // (H // Hq).
         v: values [B,T,H,V].
         log_decay: natural logarithm of the decay, <= 0, -inf erases; None, per head [H], per token [B,T,H] or per key
@@ -46,13 +45,14 @@ def linear_attention(
         write: the write rule, such as `Additive()` or `Delta(beta)`.
         bonus: u [H,K] (additive rules): read before the write and add this token with weight u,
             o_t = scale (S_{t-1}^T q_t + (q_t . (u * k_t)) v_t), as RWKV-6 does.
-        normalize: divide o_t by q_t . z_t, z the decayed sum of keys (additive rules, positive features); 0 where it is 0.
+        normalize: divide o_t by q_t . z_t, z the decayed sum of keys (additive rules, positive features); 0 where it is
+            0.
         scale: factor of the output, K**-0.5 by default, 1 when `normalize`.
         state: the state to continue from; zeros by default.
-        cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are a tail whose
-            outputs are 0.
-        causal: False lets every token see the whole sequence (additive rules, no `state`, no `bonus`); the state returned
-            is that of the forward direction.
+        cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are a tail
+            whose outputs are 0.
+        causal: False lets every token see the whole sequence (additive rules, no `state`, no `bonus`); the state
+            returned is that of the forward direction.
         mode: "parallel" (T**2), "chunk" (T) or "recurrent" (T, one token at a time); "auto" is what `explain` says.
         chunk: tokens per chunk in mode "chunk".
         backend: "reference", any other installed one, or "auto". An explicit mode or backend is obeyed or refused.
@@ -64,10 +64,10 @@ def linear_attention(
         ValueError: a shape, value or combination that does not fit, by the name of its argument.
         TypeError: an argument of the wrong kind.
 
-    Cost: per token and head C (K + V) + 4 K V operations for additive rules, 2 C (K + V) + 6 K V for erasing ones, C being T
-    in parallel mode; the state is H K V numbers a sequence.
+    Cost: per token and head C (K + V) + 4 K V operations for additive rules, 2 C (K + V) + 6 K V for erasing ones, C
+    being T in parallel mode; the state is H K V numbers a sequence.
 
-    Source: MATH of Katharopoulos et al. 2020, Yang et al. 2024 (chunked delta rule), Dao and Gu 2024 (state-space duality).
+    Source: Katharopoulos et al. 2020; Yang et al. 2024 (chunked delta rule); Dao and Gu 2024 (state-space duality).
 
     Example:
         >>> import torch, rebracket as rb
@@ -79,10 +79,8 @@ def linear_attention(
         True
     """
     call = validate.recurrence(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens)
-    chosen, how = plan(call, mode, chunk, backend, causal)
-    if causal:
-        return chosen.run(call, how.chunk)
-    return bidirectional.run(chosen, call, how)
+    chosen, how, size = decide(call, mode, chunk, backend, causal)
+    return chosen.run(call, size) if causal else bidirectional.run(chosen, call, how, size)
 
 
 def step(
@@ -141,8 +139,10 @@ def step(
         q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None
     )
     if inplace and state.memory.dtype != call.dtype:
-        raise ValueError(f"state must be {call.dtype} to be updated in place, got {state.memory.dtype}; use state.to(dtype)")
-    out, state = choose(call, backend)[0].step(call, inplace)
+        raise ValueError(
+            f"state must be {call.dtype} to be updated in place, got {state.memory.dtype}; use state.to(dtype)"
+        )
+    out, state = choose(call, backend).step(call, inplace)
     return Output(out.squeeze(1), state)
 
 
@@ -178,4 +178,4 @@ def explain(
     call = validate.recurrence(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens)
     if not causal:
         bidirectional.check(call)
-    return plan(call, mode, chunk, backend, causal)[1]
+    return plan(call, mode, chunk, backend, causal)

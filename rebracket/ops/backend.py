@@ -1,17 +1,12 @@
-"""What a backend is, and how the installed ones are found: one folder each under `rebracket/backends`."""
+"""What a backend is, and which of the installed ones runs a call."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output
-
-FOLDER = "rebracket.backends"
 
 
 class Backend(ABC):
@@ -36,39 +31,36 @@ class Backend(ABC):
         """One token (T = 1) from a given state, written into that state when `inplace`."""
 
 
-@functools.cache
-def names() -> tuple[str, ...]:
-    """The backends in this installation, the best first."""
-    folder = importlib.import_module(FOLDER)
-    found = [module.name for module in pkgutil.iter_modules(folder.__path__)]
-    return tuple(sorted(found, key=lambda name: -find(name).rank))
+INSTALLED: dict[str, Backend] = {}
+"""The backends by name, the best first; `rebracket.backends` fills it with one entry per folder."""
 
 
-@functools.cache
-def find(name: str) -> Backend:
-    """The backend of that name."""
-    return importlib.import_module(f"{FOLDER}.{name}").BACKEND
-
-
-def choose(call: Recurrence, backend: str) -> tuple[Backend, tuple[str, ...]]:
-    """The backend to run and the reasons; an explicit one is obeyed or refused."""
+def choose(call: Recurrence, backend: str) -> Backend:
+    """The backend to run; an explicit one is obeyed or refused."""
     if backend != "auto":
-        return explicit(call, backend), (f"backend {backend!r}: asked for",)
-    reasons: list[str] = []
-    for name in names():
-        refusal = find(name).refusal(call)
-        if refusal is None:
-            return find(name), (*reasons, f"backend {name!r}: the first of {', '.join(names())} that covers this call")
-        reasons.append(f"not {name!r}: {refusal}")
-    raise ValueError("no backend covers this call: " + "; ".join(reasons))
+        return explicit(call, backend)
+    for candidate in INSTALLED.values():
+        if candidate.refusal(call) is None:
+            return candidate
+    raise ValueError("no backend covers this call: " + "; ".join(refusals(call, tuple(INSTALLED))))
 
 
 def explicit(call: Recurrence, name: str) -> Backend:
-    if name not in names():
-        raise ValueError(f"backend must be auto or one of {', '.join(names())}, got {name!r}")
-    refusal = find(name).refusal(call)
+    if name not in INSTALLED:
+        raise ValueError(f"backend must be auto or one of {', '.join(INSTALLED)}, got {name!r}")
+    refusal = INSTALLED[name].refusal(call)
     if refusal is not None:
         raise ValueError(f"backend {name!r} does not cover this call: {refusal}")
-    return find(name)
+    return INSTALLED[name]
 
 
+def reasons(call: Recurrence, backend: str, chosen: Backend) -> tuple[str, ...]:
+    """Why `choose` took the backend it took."""
+    if backend != "auto":
+        return (f"backend {backend!r}: asked for",)
+    better = tuple(name for name, other in INSTALLED.items() if other.rank > chosen.rank)
+    return *refusals(call, better), f"backend {chosen.name!r}: the best of {', '.join(INSTALLED)} that covers this call"
+
+
+def refusals(call: Recurrence, among: tuple[str, ...]) -> list[str]:
+    return [f"not {name!r}: {INSTALLED[name].refusal(call)}" for name in among]

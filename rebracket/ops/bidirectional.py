@@ -1,19 +1,19 @@
 """Attention that is not causal, from causal pieces that every backend has.
 
-Without decay every token reads the same finished state. With decay a token reads what came before through a causal run, what
-comes after through a causal run of the flipped sequence, and itself in both, so one copy of itself is taken away.
+Without decay every token reads the same finished state. With decay a token reads what came before through a causal run,
+what comes after through a causal run of the flipped sequence, and itself in both, so one copy of itself is taken away.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from rebracket.ops.backend import Backend
 from rebracket.ops.heads import repeat_heads
-from rebracket.ops.plan import Plan
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
 from rebracket.ops.write import Writes
@@ -29,13 +29,13 @@ def check(call: Recurrence) -> None:
         raise ValueError("causal=False takes no state: every token already sees the whole sequence")
 
 
-def run(backend: Backend, call: Recurrence, how: Plan) -> Output:
+def run(backend: Backend, call: Recurrence, mode: str, chunk: int) -> Output:
     """The whole call; the state returned is that of the forward direction."""
     check(call)
     exact = in_full_precision(call)
     counted = with_count(exact) if call.normalize else exact
-    read = read_finished if call.log_decay is None and how.mode == "parallel" else read_both_ways
-    out, state = read(backend, counted, how.chunk)
+    one_pass = call.log_decay is None and mode == "parallel"
+    out, state = read_finished(counted) if one_pass else read_both_ways(backend, counted, chunk)
     out, state = normalized(out, state) if call.normalize else (out, state)
     return Output(out.to(call.q.dtype), state)
 
@@ -60,7 +60,7 @@ def normalized(out: Tensor, state: State) -> Output:
     return Output(ratio.masked_fill(total == 0, 0), State(state.memory[..., :-1], state.memory[..., -1]))
 
 
-def read_finished(backend: Backend, call: Recurrence, chunk: int) -> Output:
+def read_finished(call: Recurrence) -> Output:
     """O = scale Q (K^T V), one pass and no chunk."""
     q, k = (repeat_heads(x, call.sizes.H) for x in (call.q, call.writes.k))
     v = call.writes.v
@@ -76,7 +76,7 @@ def read_finished(backend: Backend, call: Recurrence, chunk: int) -> Output:
 def spans(cu_seqlens: Tensor) -> list[slice]:
     """One slice of tokens per sequence."""
     offsets = cu_seqlens.tolist()
-    return [slice(a, b) for a, b in zip(offsets, offsets[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(offsets)]
 
 
 def read_both_ways(backend: Backend, call: Recurrence, chunk: int) -> Output:

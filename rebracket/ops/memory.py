@@ -26,8 +26,8 @@ class AssociativeMemory:
         write: how pairs are written; a rule whose strength is a number, such as `Additive()` or `Delta(1.0)`.
         dtype: torch.float32 or torch.float64.
 
-    Capacity, unit random keys: additive writing recalls with squared error (n - 1) / K after n pairs; `Delta(1.0)` recalls the
-    newest value of a rewritten key exactly.
+    Capacity, unit random keys: additive writing recalls with squared error (n - 1) / K after n pairs; `Delta(1.0)`
+    recalls the newest value of a rewritten key exactly.
 
     Cost: 4 K V operations a pair written (6 K V with `Delta`), 2 K V a read.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rebracket.ops.backend import Backend, choose
+from rebracket.ops.backend import Backend, choose, reasons
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.validate import MODES, check_mode
 
@@ -45,35 +45,45 @@ class Plan:
 
     def __str__(self) -> str:
         head = f"backend {self.backend}, mode {self.mode}, chunk {self.chunk}, state {self.state_nbytes:,} bytes"
-        rows = [f"  {mode:<10} {cost.operations:>20,} operations {cost.nbytes:>16,} bytes" for mode, cost in self.costs.items()]
+        rows = [
+            f"  {mode:<10} {cost.operations:>20,} operations {cost.nbytes:>16,} bytes"
+            for mode, cost in self.costs.items()
+        ]
         return "\n".join([head, *(f"  {reason}" for reason in self.reasons), *rows])
 
 
-def plan(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> tuple[Backend, Plan]:
-    """The decision of one call."""
+def decide(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> tuple[Backend, str, int]:
+    """The backend, mode and chunk of one call."""
     check_mode(mode, chunk)
-    chosen, reasons = choose(call, backend)
-    length = max(call.sizes.T, 1)
-    size = chosen.chunk if chunk is None else chunk
-    mode, reason = choose_mode(mode, chunk, size, length, causal)
-    chunks = {"parallel": length, "chunk": min(size, length), "recurrent": 1}
-    costs = {name: cost(call, chunks[name]) for name in MODES}
-    return chosen, Plan(chosen.name, mode, chunks[mode], (*reasons, reason), costs, state_nbytes(call))
+    chosen = choose(call, backend)
+    mode, _ = choose_mode(mode, chunk, causal)
+    return chosen, mode, chunk_of(mode, call, chunk, chosen)
 
 
-def choose_mode(mode: str, chunk: int | None, size: int, length: int, causal: bool) -> tuple[str, str]:
+def plan(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> Plan:
+    """The decision with its reasons and costs."""
+    chosen, decided, C = decide(call, mode, chunk, backend, causal)
+    costs = {name: cost(call, chunk_of(name, call, chunk, chosen)) for name in MODES}
+    why = (*reasons(call, backend, chosen), f"mode {decided!r}: {choose_mode(mode, chunk, causal)[1]}")
+    return Plan(chosen.name, decided, C, why, costs, state_nbytes(call))
+
+
+def choose_mode(mode: str, chunk: int | None, causal: bool) -> tuple[str, str]:
     """The mode to run and why."""
     if mode != "auto":
-        return mode, f"mode {mode!r}: asked for"
+        return mode, "asked for"
     if chunk is not None:
-        return "chunk", f"mode 'chunk': chunk = {chunk} was asked for"
+        return "chunk", "a chunk was asked for"
     if not causal:
-        return "parallel", "mode 'parallel': not causal"
-    if length == 1:
-        return "recurrent", "mode 'recurrent': one token"
-    if length <= size:
-        return "parallel", f"mode 'parallel': T = {length} is one chunk of at most {size}"
-    return "chunk", f"mode 'chunk': T = {length} is longer than a chunk of {size}"
+        return "parallel", "not causal"
+    return "chunk", "linear in T; a sequence shorter than a chunk is one chunk"
+
+
+def chunk_of(mode: str, call: Recurrence, chunk: int | None, backend: Backend) -> int:
+    """Tokens per chunk in a mode."""
+    if mode == "recurrent":
+        return 1
+    return max(call.sizes.T, 1) if mode == "parallel" else chunk or backend.chunk
 
 
 def cost(call: Recurrence, C: int) -> Cost:

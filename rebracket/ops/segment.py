@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self, final
 
 import torch
@@ -68,7 +69,14 @@ class Segment:
         identity = torch.eye(K, dtype=written.memory.dtype, device=k.device).expand(N, H, K, K)
         nothing, silent = v.new_zeros(*v.shape[:3], K), write.without_values(K)
         _, moved = linear_attention(
-            q, k, nothing, log_decay=log_decay, write=silent, state=State(identity), cu_seqlens=cu_seqlens, backend=backend
+            q,
+            k,
+            nothing,
+            log_decay=log_decay,
+            write=silent,
+            state=State(identity),
+            cu_seqlens=cu_seqlens,
+            backend=backend,
         )
         return cls(moved.memory, written)
 
@@ -95,11 +103,15 @@ def over_time(log_decay: Tensor, N: int, T: int, cu_seqlens: Tensor | None) -> T
     """The sum over each sequence's tokens."""
     if log_decay.ndim == 1:
         lengths = [T] * N if cu_seqlens is None else cu_seqlens.diff().tolist()
-        return torch.stack([(log_decay * n).nan_to_num(nan=0.0, neginf=-torch.inf) for n in lengths]) if N else log_decay[None][:0]
+        return (
+            torch.stack([(log_decay * n).nan_to_num(nan=0.0, neginf=-torch.inf) for n in lengths])
+            if N
+            else log_decay[None][:0]
+        )
     if cu_seqlens is None:
         return log_decay.sum(1)
     offsets = cu_seqlens.tolist()
-    sums = [log_decay[0, a:b].sum(0) for a, b in zip(offsets, offsets[1:], strict=False)]
+    sums = [log_decay[0, a:b].sum(0) for a, b in pairwise(offsets)]
     return torch.stack(sums) if sums else log_decay[0, :0]
 
 

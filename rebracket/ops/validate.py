@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -34,7 +35,15 @@ def recurrence(
     check_axes(log_decay, write, bonus, normalize, sizes)
     check_packing(cu_seqlens, sizes)
     checked = Recurrence(
-        q, write.lower(k, v), log_decay, bonus, normalize, default_scale(scale, normalize, sizes), state, cu_seqlens, sizes
+        q,
+        write.lower(k, v),
+        log_decay,
+        bonus,
+        normalize,
+        default_scale(scale, normalize, sizes),
+        state,
+        cu_seqlens,
+        sizes,
     )
     check_state(state, checked)
     return checked
@@ -81,11 +90,13 @@ def check_axes(log_decay: Tensor | None, write: WriteRule, bonus: Tensor | None,
     if bonus is not None:
         check_shape("bonus", bonus, sizes, "H,K")
         if write.reads_back:
-            raise ValueError(f"bonus reads before the write, which {type(write).__name__} does not define; use Additive()")
+            raise ValueError(
+                f"bonus reads before the write, which {type(write).__name__} does not define; use Additive()"
+            )
     if normalize and write.reads_back:
         raise ValueError(
-            f"normalize divides by the sum of keys, which {type(write).__name__} erases; use Additive(), or normalize=False "
-            "and a norm on the output"
+            f"normalize divides by the sum of keys, which {type(write).__name__} erases; use Additive(), or "
+            "normalize=False and a norm on the output"
         )
 
 
@@ -105,7 +116,9 @@ def check_packing(cu_seqlens: Tensor | None, sizes: Sizes) -> None:
     if cu_seqlens.shape[0] < 1:
         raise ValueError("cu_seqlens must hold N + 1 >= 1 offsets, got none")
     if sizes.B != 1:
-        raise ValueError(f"cu_seqlens needs B = 1 (sequences packed in one row), got B = {sizes.B}; reshape to [1,B*T,...]")
+        raise ValueError(
+            f"cu_seqlens needs B = 1 (sequences packed in one row), got B = {sizes.B}; reshape to [1,B*T,...]"
+        )
     if not torch.compiler.is_compiling():
         check_offsets(cu_seqlens, sizes.T)
 
@@ -116,9 +129,11 @@ def check_offsets(cu_seqlens: Tensor, T: int) -> None:
         raise ValueError(f"cu_seqlens must start at 0, got {offsets[0]}")
     if offsets[-1] > T:
         raise ValueError(f"cu_seqlens must not pass T = {T}, got {offsets[-1]}")
-    fall = next((i for i, (a, b) in enumerate(zip(offsets, offsets[1:], strict=False)) if b < a), None)
+    fall = next((i for i, (a, b) in enumerate(pairwise(offsets)) if b < a), None)
     if fall is not None:
-        raise ValueError(f"cu_seqlens must not decrease, got {offsets[fall]} before {offsets[fall + 1]}; pass offsets, not lengths")
+        raise ValueError(
+            f"cu_seqlens must not decrease, got {offsets[fall]} before {offsets[fall + 1]}; pass offsets, not lengths"
+        )
 
 
 def check_state(state: State | None, call: Recurrence) -> None:
@@ -157,5 +172,7 @@ def check_decay_values(log_decay: Tensor) -> None:
     if torch.isnan(largest):
         raise ValueError("log_decay holds NaN")
     if bool((log_decay > 0).all()) and largest <= 1:
-        raise ValueError("log_decay must be <= 0, got only values in (0, 1]: these look like factors; pass their logarithm")
+        raise ValueError(
+            "log_decay must be <= 0, got only values in (0, 1]: these look like factors; pass their logarithm"
+        )
     raise ValueError(f"log_decay must be <= 0, got up to {float(largest):.3g}: the sign looks flipped; pass -log_decay")

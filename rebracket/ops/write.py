@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import torch
@@ -72,7 +73,7 @@ class WriteRule(ABC):
         """The same rule for values of another dimension that are all zero; what concerns values only becomes zero."""
         return self
 
-    def each_tensor(self, change) -> Self:
+    def each_tensor(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A copy of the rule whose tensors went through `change`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return type(self)(**{name: change(x) if isinstance(x, Tensor) else x for name, x in fields.items()})
@@ -83,7 +84,9 @@ def check_shape(name: str, x: Tensor, sizes: Sizes, *allowed: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}; convert it, for example {name}.float()")
+        raise TypeError(
+            f"{name} must be a floating-point tensor, got {x.dtype}; convert it, for example {name}.float()"
+        )
     seen = tuple(x.shape)
     if any(seen == sizes.shape(letters) for letters in allowed):
         return
@@ -99,7 +102,7 @@ def hint(name: str, seen: tuple[int, ...], sizes: Sizes, allowed: tuple[str, ...
             return f"; this looks head-first: pass {name}.transpose(1, 2)"
         if seen == (*wanted, 1):
             return f"; pass {name}.squeeze(-1)"
-    if sizes.H != sizes.Hq and len(seen) >= 3 and seen[2] == sizes.Hq:
+    if sizes.Hq != sizes.H and len(seen) >= 3 and seen[2] == sizes.Hq:
         return f"; it is given per head of v: pass {name}.repeat_interleave({sizes.H // sizes.Hq}, 2)"
     return ""
 
@@ -107,10 +110,10 @@ def hint(name: str, seen: tuple[int, ...], sizes: Sizes, allowed: tuple[str, ...
 def check_beta(beta: float | Tensor, sizes: Sizes, steps: str = "T") -> None:
     """A strength of writing: a number in [0, 2], or a tensor [H] or [B,T,H]."""
     if isinstance(beta, Tensor):
-        return check_shape("beta", beta, sizes, "H", f"B,{steps},H")
-    if isinstance(beta, bool) or not isinstance(beta, (int, float)):
+        check_shape("beta", beta, sizes, "H", f"B,{steps},H")
+    elif isinstance(beta, bool) or not isinstance(beta, (int, float)):
         raise TypeError(f"beta must be a number or a tensor, got {type(beta).__name__}; without beta use Additive()")
-    if not 0 <= beta <= 2:
+    elif not 0 <= beta <= 2:
         raise ValueError(f"beta must lie in [0, 2], got {beta}: outside it the state grows without bound")
 
 

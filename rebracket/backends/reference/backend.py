@@ -4,7 +4,7 @@ from typing import ClassVar, final
 
 import torch
 
-from rebracket.backends.reference import chunked, definition
+from rebracket.backends.reference import chunked, definition, opaque
 from rebracket.ops.backend import Backend
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
@@ -24,8 +24,9 @@ class Reference(Backend):
 
     def run(self, call: Recurrence, chunk: int) -> Output:
         check_values(call)
+        routine = opaque if torch.compiler.is_compiling() else chunked
         with torch.autocast(call.q.device.type, enabled=False):
-            return chunked.run(call, chunk)
+            return routine.run(call, chunk)
 
     def step(self, call: Recurrence, inplace: bool) -> Output:
         with torch.autocast(call.q.device.type, enabled=False):

@@ -1,7 +1,8 @@
-"""The call in one uniform form: one dtype, one count of heads, one entry per write, the normalizer as a value column."""
+"""The call in one uniform form: one dtype, one count of heads, an entry per write, the normalizer as a value column."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,7 +30,7 @@ class Canonical:
     memory: Tensor
     scale: float
 
-    def along_time(self, change) -> Canonical:
+    def along_time(self, change: Callable[[Tensor], Tensor]) -> Canonical:
         """A copy whose tensors with a time axis went through `change`."""
         timed = {name: getattr(self, name) for name in ("q", "k", "v", "r", "beta", "log_decay")}
         return replace(self, **{name: x if x is None else change(x) for name, x in timed.items()})

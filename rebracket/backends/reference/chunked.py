@@ -46,7 +46,10 @@ def run(call: Recurrence, chunk: int) -> Output:
     per_token = call.writes.per_token
     B, T = terms.v.shape[:2]
     cut = layout(offsets(call) * per_token, B * T, chunk * per_token)
-    timed = [None if x is None else cut.split(x) for x in (terms.q, terms.k, terms.v, terms.r, column(terms.beta), terms.log_decay)]
+    timed = [
+        None if x is None else cut.split(x)
+        for x in (terms.q, terms.k, terms.v, terms.r, column(terms.beta), terms.log_decay)
+    ]
     memory = terms.memory[cut.order]
     out, memory = scan_pieces(Chunks(*timed, terms.bonus), memory, cut, call.scale)  # type: ignore[arg-type]
     joined = cut.join(out, B)
@@ -73,7 +76,11 @@ def scan_pieces(chunks: Chunks, memory: Tensor, cut: Layout, scale: float) -> tu
     for plan, piece in zip(plans, pieces, strict=True):
         ended.append(memory[plan[0] :])
         arguments = (piece, memory[: plan[0]], plan, scale)
-        o, memory = checkpoint(scan, *arguments, use_reentrant=False, preserve_rng_state=False) if recompute else scan(*arguments)
+        o, memory = (
+            checkpoint(scan, *arguments, use_reentrant=False, preserve_rng_state=False)
+            if recompute
+            else scan(*arguments)
+        )
         out.append(o)
     return torch.cat(out), torch.cat([memory, *reversed(ended)])
 
@@ -122,9 +129,11 @@ def add(written: Tensor, decay: Weights, memory: Tensor, alive: tuple[int, ...])
 def correct(
     corrected: Tensor, reads: Tensor, keys: Tensor, decay: Weights, memory: Tensor, alive: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Erasing: the state on entry to every chunk, what every token really writes, and the state after the last chunk."""
+    """Erasing: the state on entry to every chunk, what every token really writes, and the state after the last."""
     entries, written, ended = [], [], []
-    steps = zip(alive, corrected.split(alive), reads.split(alive), keys.split(alive), factors(decay, alive), strict=True)
+    steps = zip(
+        alive, corrected.split(alive), reads.split(alive), keys.split(alive), factors(decay, alive), strict=True
+    )
     for n, v, r, k, factor in steps:
         ended.append(memory[n:])
         entries.append(memory[:n])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ def run(call: Recurrence) -> Output:
 
 def scan_packed(terms: Canonical, offsets: list[int], per_token: int) -> tuple[Tensor, Tensor]:
     """Each packed sequence by itself, zeros in the tail."""
-    spans = [slice(a * per_token, b * per_token) for a, b in zip(offsets, offsets[1:], strict=False)]
+    spans = [slice(a * per_token, b * per_token) for a, b in pairwise(offsets)]
     runs = [scan(terms.span(span), terms.memory[n : n + 1]) for n, span in enumerate(spans)]
     tail = terms.v.shape[1] - offsets[-1] * per_token
     out = torch.cat([*(o for o, _ in runs), terms.v.new_zeros(1, tail, *terms.v.shape[2:])], 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Chunks of C tokens in the order in which a scan needs them: the first chunk of every sequence, then the second, ...
+    """Chunks of C tokens in the order a scan needs them: the first chunk of every sequence, then the second, ...
 
     Sequences stand in falling order of length, so that those still running at a step are the first rows of its state.
 
@@ -30,7 +30,9 @@ class Layout:
     def split(self, x: Tensor) -> Tensor:
         """x [B,T,H,D] as chunks [M,H,C,D], zeros in the padding."""
         H, D = x.shape[2:]
-        rows = Gather.apply(x.reshape(-1, D), by_head(self.tokens, H), by_head_flat(self.places, self.tokens.shape[1], H))
+        rows = Gather.apply(
+            x.reshape(-1, D), by_head(self.tokens, H), by_head_flat(self.places, self.tokens.shape[1], H)
+        )
         return rows.view(self.tokens.shape[0], H, self.tokens.shape[1], D)
 
     def join(self, x: Tensor, B: int) -> Tensor:
@@ -76,8 +78,9 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def layout(offsets: Tensor, total: int, C: int) -> Layout:
-    """The chunks of sequences that lie between offsets [N+1] in a flat axis of `total` tokens."""
+    """The chunks, none longer than needed, of sequences between offsets [N+1] in a flat axis of `total` tokens."""
     lengths = offsets.diff()
+    C = max(min(C, int(lengths.max())), 1) if lengths.numel() else C
     order = lengths.argsort(descending=True, stable=True)
     chunks = (lengths[order] + C - 1) // C
     steps = int(chunks[0]) if chunks.numel() else 0

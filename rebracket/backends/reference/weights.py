@@ -2,8 +2,8 @@
 
     D[i,j] = prod_{j < m <= i} a_m,   G[i] = prod_{m <= i} a_m,   a_m = exp(log_decay_m)
 
-Every weight is exp of a sum over exactly its own interval. All terms have one sign and nothing is subtracted, so a gate of
--1e6 or -inf harms no interval but those that contain it, and weak gates are not rounded away one by one.
+Every weight is exp of a sum over exactly its own interval. All terms have one sign and nothing is subtracted, so a gate
+of -1e6 or -inf harms no interval but those that contain it, and weak gates are not rounded away one by one.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def shift(x: Tensor) -> Tensor:
 class ChannelDecay(Weights):
     """A decay of its own for every channel.
 
-    D would be [C,C,K]. Instead the chunk is halved again and again: between a left and a right half D[i,j] splits at their
-    border into two factors, each <= 1, one for x_i and one for k_j, and the block of scores is one matrix product. log2(C)
-    levels, each C K numbers.
+    D would be [C,C,K]. Instead the chunk is halved again and again: between a left and a right half D[i,j] splits at
+    their border into two factors, each <= 1, one for x_i and one for k_j, and the block of scores is one matrix
+    product. log2(C) levels, each C K numbers.
     """
 
     def __init__(self, log_decay: Tensor, reads_before: bool = False):

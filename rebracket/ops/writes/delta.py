@@ -22,8 +22,8 @@ class Delta(WriteRule):
     Args:
         beta: strength of writing, a number in [0, 2], or a tensor [H] or [B,T,H] ([B,H] in `step`).
 
-    Cost: 6 K V operations a token and head. Source: Schlag, Irie and Schmidhuber 2021 (DeltaNet); with a decay per token
-    Gated DeltaNet, per channel Kimi Delta Attention.
+    Cost: 6 K V operations a token and head. Source: Schlag, Irie and Schmidhuber 2021 (DeltaNet); with a decay per
+    token Gated DeltaNet, per channel Kimi Delta Attention.
 
     Example:
         >>> import torch, rebracket as rb

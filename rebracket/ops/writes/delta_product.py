@@ -20,8 +20,8 @@ class DeltaProduct(WriteRule):
 
     Args:
         beta: strength of writing, a number in [0, 2], or a tensor [H] or [B, T * writes, H].
-        writes: n >= 1, the writes of one token; k and v hold T * writes entries, a token's in a row ([B, writes, ...] in
-            `step`).
+        writes: n >= 1, the writes of one token; k and v hold T * writes entries, a token's in a row ([B, writes, ...]
+            in `step`).
 
     Cost: 6 n K V operations a token and head. Source: Siems et al. 2025, DeltaProduct.
 

@@ -43,7 +43,9 @@ class LowRank(WriteRule):
     def lower(self, k: Tensor, v: Tensor) -> Writes:
         heads = max(self.erase.shape[2], k.shape[2])
         keys = interleave(repeat_heads(self.erase, heads), repeat_heads(k, heads))
-        return Writes(keys, interleave(torch.zeros_like(v), v), interleave(self.read, torch.zeros_like(self.read)), None, 2)
+        return Writes(
+            keys, interleave(torch.zeros_like(v), v), interleave(self.read, torch.zeros_like(self.read)), None, 2
+        )
 
 
 def interleave(first: Tensor, second: Tensor) -> Tensor:
