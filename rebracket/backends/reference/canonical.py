@@ -15,9 +15,10 @@ from rebracket.ops.state import Output, State
 
 @dataclass(frozen=True, eq=False)
 class Canonical:
-    """Terms of the recurrence for every write: q, k, r [B,T,H,K], v [B,T,H,V], beta [B,T,H], log_decay [B,T,H,1 or K].
+    """Terms of the recurrence, one entry per write, with the same leading axes in all.
 
-    T counts writes here; with a normalizer V counts the column of ones. memory is [N,H,K,V].
+    q, k, r [..., K], v [..., V], beta [..., 1], log_decay [..., 1 or K]; bonus [H,K]. The leading axes are [B,T,H], or
+    [M,H,C] once cut into chunks. T counts writes; with a normalizer V counts the column of ones.
     """
 
     q: Tensor
@@ -27,39 +28,44 @@ class Canonical:
     beta: Tensor | None
     log_decay: Tensor | None
     bonus: Tensor | None
-    memory: Tensor
     scale: float
 
-    def along_time(self, change: Callable[[Tensor], Tensor]) -> Canonical:
-        """A copy whose tensors with a time axis went through `change`."""
-        timed = {name: getattr(self, name) for name in ("q", "k", "v", "r", "beta", "log_decay")}
-        return replace(self, **{name: x if x is None else change(x) for name, x in timed.items()})
+    def timed(self) -> dict[str, Tensor]:
+        """The tensors that have one entry per write, by name."""
+        named = {name: getattr(self, name) for name in ("q", "k", "v", "r", "beta", "log_decay")}
+        return {name: x for name, x in named.items() if x is not None}
 
-    def span(self, span: slice) -> Canonical:
-        """The terms of a stretch of writes."""
-        return self.along_time(lambda x: x[:, span])
+    def each(self, change: Callable[[Tensor], Tensor]) -> Canonical:
+        """A copy whose timed tensors went through `change`."""
+        return replace(self, **{name: change(x) for name, x in self.timed().items()})
 
-    def at(self, t: int) -> Canonical:
-        """The terms of one write, without the time axis."""
-        return self.along_time(lambda x: x[:, t])
+    def pieces(self, sizes: list[int]) -> list[Canonical]:
+        """Cut along the first axis. One split, because a slice per piece costs a full-sized gradient each."""
+        parts = {name: x.split(sizes) for name, x in self.timed().items()}
+        return [replace(self, **{name: part[i] for name, part in parts.items()}) for i in range(len(sizes))]
 
 
 def canonical(call: Recurrence) -> Canonical:
-    """The uniform form of a call."""
+    """The uniform form of a call, [B,T,H] in front."""
     writes, dtype, H = call.writes, call.dtype, call.sizes.H
-    k, r = (x if x is None else repeat_heads(x.to(dtype), H) for x in (writes.k, writes.r))
-    assert k is not None
     q = repeat_heads(place(call.q.to(dtype), writes.per_token, writes.per_token - 1), H)
+    k = repeat_heads(writes.k.to(dtype), H)
+    r = None if writes.r is None else repeat_heads(writes.r.to(dtype), H)
     v = writes.v.to(dtype)
-    state = call.initial()
-    memory = state.memory
+    beta = None if writes.beta is None else writes.beta.to(dtype).expand(v.shape[:3])[..., None]
     if call.normalize:
-        assert state.key_sum is not None
         v = torch.nn.functional.pad(v, (0, 1), value=1.0)
-        memory = torch.cat((memory, state.key_sum[..., None]), -1)
-    beta = None if writes.beta is None else writes.beta.to(dtype).expand(v.shape[:3])
     bonus = None if call.bonus is None else call.bonus.to(dtype)
-    return Canonical(q, k, v, r, beta, log_decay(call), bonus, memory, call.scale)
+    return Canonical(q, k, v, r, beta, log_decay(call), bonus, call.scale)
+
+
+def initial_memory(call: Recurrence) -> Tensor:
+    """The state on entry [N,H,K,V], the sum of keys as its last column when there is a normalizer."""
+    state = call.initial()
+    if not call.normalize:
+        return state.memory
+    assert state.key_sum is not None
+    return torch.cat((state.memory, state.key_sum[..., None]), -1)
 
 
 def log_decay(call: Recurrence) -> Tensor | None:

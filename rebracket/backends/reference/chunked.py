@@ -10,13 +10,11 @@ Inside a chunk, with S the state on entry and D, G the decays of `weights`:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rebracket.backends.reference.canonical import canonical, finish
+from rebracket.backends.reference.canonical import Canonical, canonical, finish, initial_memory
 from rebracket.backends.reference.layout import Layout, layout
 from rebracket.backends.reference.weights import Weights, weights
 from rebracket.ops.recurrence import Recurrence
@@ -28,36 +26,13 @@ SMALL_CHUNK = 16
 """Below this many tokens a chunk the states at chunk entries are recomputed for the backward pass, not kept."""
 
 
-class Chunks(NamedTuple):
-    """Terms of M chunks: q, k, r [M,H,C,K], v [M,H,C,V], beta [M,H,C,1], log_decay [M,H,C,1 or K], bonus [H,K]."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    r: Tensor | None
-    beta: Tensor | None
-    log_decay: Tensor | None
-    bonus: Tensor | None
-
-
 def run(call: Recurrence, chunk: int) -> Output:
     """The whole call in chunks of `chunk` tokens."""
-    terms = canonical(call)
-    per_token = call.writes.per_token
+    terms, per_token = canonical(call), call.writes.per_token
     B, T = terms.v.shape[:2]
     cut = layout(offsets(call) * per_token, B * T, chunk * per_token)
-    timed = [
-        None if x is None else cut.split(x)
-        for x in (terms.q, terms.k, terms.v, terms.r, column(terms.beta), terms.log_decay)
-    ]
-    memory = terms.memory[cut.order]
-    out, memory = scan_pieces(Chunks(*timed, terms.bonus), memory, cut, call.scale)  # type: ignore[arg-type]
-    joined = cut.join(out, B)
-    return finish(call, joined[:, per_token - 1 :: per_token], memory[cut.order.argsort()])
-
-
-def column(beta: Tensor | None) -> Tensor | None:
-    return None if beta is None else beta[..., None]
+    out, memory = scan_pieces(terms.each(cut.split), initial_memory(call)[cut.order], cut)
+    return finish(call, cut.join(out, B)[:, per_token - 1 :: per_token], memory[cut.order.argsort()])
 
 
 def offsets(call: Recurrence) -> Tensor:
@@ -67,31 +42,24 @@ def offsets(call: Recurrence) -> Tensor:
     return torch.arange(call.sizes.B + 1, device=call.q.device) * call.sizes.T
 
 
-def scan_pieces(chunks: Chunks, memory: Tensor, cut: Layout, scale: float) -> tuple[Tensor, Tensor]:
+def scan_pieces(chunks: Canonical, memory: Tensor, cut: Layout) -> tuple[Tensor, Tensor]:
     """All chunks, STEPS steps of every sequence at a time; memory [N,H,K,V] in the order of the layout."""
     plans = [cut.alive[i : i + STEPS] for i in range(0, len(cut.alive), STEPS)]
-    pieces = split_pieces(chunks, [sum(plan) for plan in plans])
-    recompute = torch.is_grad_enabled() and chunks.v.shape[-2] < SMALL_CHUNK
+    run_piece = scan_again if torch.is_grad_enabled() and chunks.v.shape[-2] < SMALL_CHUNK else scan
     out, ended = [chunks.v[:0]], []
-    for plan, piece in zip(plans, pieces, strict=True):
+    for plan, piece in zip(plans, chunks.pieces([sum(plan) for plan in plans]), strict=True):
         ended.append(memory[plan[0] :])
-        arguments = (piece, memory[: plan[0]], plan, scale)
-        o, memory = (
-            checkpoint(scan, *arguments, use_reentrant=False, preserve_rng_state=False)
-            if recompute
-            else scan(*arguments)
-        )
+        o, memory = run_piece(piece, memory[: plan[0]], plan)
         out.append(o)
     return torch.cat(out), torch.cat([memory, *reversed(ended)])
 
 
-def split_pieces(chunks: Chunks, sizes: list[int]) -> list[Chunks]:
-    """The chunks of every piece. One split, because a slice per piece costs a full-sized gradient each."""
-    parts = [[x] * len(sizes) if x is None else x.split(sizes) for x in chunks[:-1]]
-    return [Chunks(*piece, chunks.bonus) for piece in zip(*parts, strict=True)]
+def scan_again(chunks: Canonical, memory: Tensor, alive: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """`scan`, run a second time in the backward pass instead of kept."""
+    return checkpoint(scan, chunks, memory, alive, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
 
 
-def scan(chunks: Chunks, memory: Tensor, alive: tuple[int, ...], scale: float) -> tuple[Tensor, Tensor]:
+def scan(chunks: Canonical, memory: Tensor, alive: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """A piece: everything inside the chunks at once, then the state from chunk to chunk, then the reads at once."""
     decay = weights(chunks.log_decay)
     if chunks.r is None:
@@ -100,10 +68,10 @@ def scan(chunks: Chunks, memory: Tensor, alive: tuple[int, ...], scale: float) -
     else:
         corrected, reads = solve(chunks, decay)
         entries, u, memory = correct(corrected, reads, decay.until_exit(chunks.k).mT, decay, memory, alive)
-    return read(chunks, decay, entries, u, scale), memory
+    return read(chunks, decay, entries, u), memory
 
 
-def solve(chunks: Chunks, decay: Weights) -> tuple[Tensor, Tensor]:
+def solve(chunks: Canonical, decay: Weights) -> tuple[Tensor, Tensor]:
     """(I + L)^-1 beta V and (I + L)^-1 beta (G * R): U is the first minus the second times S."""
     assert chunks.r is not None
     C, V = chunks.v.shape[-2:]
@@ -152,7 +120,7 @@ def decayed(memory: Tensor, factor: Tensor | None) -> Tensor:
     return memory if factor is None else factor * memory
 
 
-def read(chunks: Chunks, decay: Weights, entries: Tensor, u: Tensor, scale: float) -> Tensor:
+def read(chunks: Canonical, decay: Weights, entries: Tensor, u: Tensor) -> Tensor:
     """O = scale (G * Q) S + A U."""
     if chunks.bonus is None:
         within = decay.scores(chunks.q, chunks.k).tril()
@@ -160,4 +128,4 @@ def read(chunks: Chunks, decay: Weights, entries: Tensor, u: Tensor, scale: floa
         decay = decay.before()
         own = (chunks.q * chunks.bonus[:, None, :] * chunks.k).sum(-1)
         within = decay.scores(chunks.q, chunks.k).tril(-1) + torch.diag_embed(own)
-    return scale * (decay.since_entry(chunks.q) @ entries + within @ u)
+    return chunks.scale * (decay.since_entry(chunks.q) @ entries + within @ u)
