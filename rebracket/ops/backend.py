@@ -19,8 +19,8 @@ class Backend(ABC):
     """The chunk in tokens when the caller names none."""
 
     @abstractmethod
-    def refusal(self, call: Recurrence) -> str | None:
-        """Why this call is not covered, or None."""
+    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
+        """Why this call is not covered in chunks of `chunk` tokens (None: of the backend's choice), or None."""
 
     @abstractmethod
     def run(self, call: Recurrence, chunk: int) -> Output:
@@ -35,32 +35,34 @@ INSTALLED: dict[str, Backend] = {}
 """The backends by name, the best first; `rebracket.backends` fills it with one entry per folder."""
 
 
-def choose(call: Recurrence, backend: str) -> Backend:
+def choose(call: Recurrence, backend: str, chunk: int | None = None) -> Backend:
     """The backend to run; an explicit one is obeyed or refused."""
     if backend != "auto":
-        return explicit(call, backend)
+        return explicit(call, backend, chunk)
     for candidate in INSTALLED.values():
-        if candidate.refusal(call) is None:
+        if candidate.refusal(call, chunk) is None:
             return candidate
-    raise ValueError("no backend covers this call: " + "; ".join(refusals(call, tuple(INSTALLED))))
+    raise ValueError("no backend covers this call: " + "; ".join(refusals(call, tuple(INSTALLED), chunk)))
 
 
-def explicit(call: Recurrence, name: str) -> Backend:
+def explicit(call: Recurrence, name: str, chunk: int | None) -> Backend:
     if name not in INSTALLED:
         raise ValueError(f"backend must be auto or one of {', '.join(INSTALLED)}, got {name!r}")
-    refusal = INSTALLED[name].refusal(call)
+    refusal = INSTALLED[name].refusal(call, chunk)
     if refusal is not None:
         raise ValueError(f"backend {name!r} does not cover this call: {refusal}")
     return INSTALLED[name]
 
 
-def reasons(call: Recurrence, backend: str, chosen: Backend) -> tuple[str, ...]:
+def reasons(call: Recurrence, backend: str, chosen: Backend, chunk: int | None) -> tuple[str, ...]:
     """Why `choose` took the backend it took."""
     if backend != "auto":
         return (f"backend {backend!r}: asked for",)
     better = tuple(name for name, other in INSTALLED.items() if other.rank > chosen.rank)
-    return *refusals(call, better), f"backend {chosen.name!r}: the best of {', '.join(INSTALLED)} that covers this call"
+    return *refusals(
+        call, better, chunk
+    ), f"backend {chosen.name!r}: the best of {', '.join(INSTALLED)} that covers this call"
 
 
-def refusals(call: Recurrence, among: tuple[str, ...]) -> list[str]:
-    return [f"not {name!r}: {INSTALLED[name].refusal(call)}" for name in among]
+def refusals(call: Recurrence, among: tuple[str, ...], chunk: int | None) -> list[str]:
+    return [f"not {name!r}: {INSTALLED[name].refusal(call, chunk)}" for name in among]

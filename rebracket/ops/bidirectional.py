@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from rebracket.ops import normalizer
 from rebracket.ops.backend import Backend
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.recurrence import Recurrence
@@ -33,10 +34,10 @@ def run(backend: Backend, call: Recurrence, mode: str, chunk: int) -> Output:
     """The whole call; the state returned is that of the forward direction."""
     check(call)
     exact = in_full_precision(call)
-    counted = with_count(exact) if call.normalize else exact
+    counted = normalizer.counted(exact) if call.normalize else exact
     one_pass = call.log_decay is None and mode == "parallel"
     out, state = read_finished(counted) if one_pass else read_both_ways(backend, counted, chunk)
-    out, state = normalized(out, state) if call.normalize else (out, state)
+    out, state = normalizer.divided(out, state) if call.normalize else (out, state)
     return Output(out.to(call.q.dtype), state)
 
 
@@ -44,20 +45,6 @@ def in_full_precision(call: Recurrence) -> Recurrence:
     """The call in the dtype of the arithmetic, so that its parts are not rounded before they are added."""
     k, v = call.writes.k.to(call.dtype), call.writes.v.to(call.dtype)
     return replace(call, q=call.q.to(call.dtype), writes=Writes(k, v))
-
-
-def with_count(call: Recurrence) -> Recurrence:
-    """The same call without its normalizer, which becomes a value column of ones."""
-    v = torch.nn.functional.pad(call.writes.v, (0, 1), value=1.0)
-    widened = replace(call.sizes, V=call.sizes.V + 1)
-    return replace(call, writes=Writes(call.writes.k, v), normalize=False, sizes=widened)
-
-
-def normalized(out: Tensor, state: State) -> Output:
-    """Numerator over denominator, and the column of ones back in its place."""
-    total = out[..., -1:]
-    ratio = out[..., :-1] / total.masked_fill(total == 0, 1)
-    return Output(ratio.masked_fill(total == 0, 0), State(state.memory[..., :-1], state.memory[..., -1]))
 
 
 def read_finished(call: Recurrence) -> Output:

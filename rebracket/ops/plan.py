@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from rebracket.ops.backend import Backend, choose, reasons
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.validate import MODES, check_mode
 
 
+@final
 @dataclass(frozen=True)
 class Cost:
     """Operations (a multiply-add is 2) and bytes moved to and from memory by one forward call."""
@@ -17,6 +19,7 @@ class Cost:
     nbytes: int
 
 
+@final
 @dataclass(frozen=True)
 class Plan:
     """The backend, mode and chunk that a call would run, the reasons, and the cost of each mode.
@@ -55,16 +58,20 @@ class Plan:
 def decide(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> tuple[Backend, str, int]:
     """The backend, mode and chunk of one call."""
     check_mode(mode, chunk)
-    chosen = choose(call, backend)
     mode, _ = choose_mode(mode, chunk, causal)
-    return chosen, mode, chunk_of(mode, call, chunk, chosen)
+    wanted = wanted_chunk(mode, call, chunk)
+    chosen = choose(call, backend, wanted)
+    return chosen, mode, wanted or chosen.chunk
 
 
 def plan(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> Plan:
     """The decision with its reasons and costs."""
     chosen, decided, C = decide(call, mode, chunk, backend, causal)
-    costs = {name: cost(call, chunk_of(name, call, chunk, chosen)) for name in MODES}
-    why = (*reasons(call, backend, chosen), f"mode {decided!r}: {choose_mode(mode, chunk, causal)[1]}")
+    costs = {name: cost(call, wanted_chunk(name, call, chunk) or chosen.chunk) for name in MODES}
+    why = (
+        *reasons(call, backend, chosen, wanted_chunk(decided, call, chunk)),
+        f"mode {decided!r}: {choose_mode(mode, chunk, causal)[1]}",
+    )
     return Plan(chosen.name, decided, C, why, costs, state_nbytes(call))
 
 
@@ -79,11 +86,11 @@ def choose_mode(mode: str, chunk: int | None, causal: bool) -> tuple[str, str]:
     return "chunk", "linear in T; a sequence shorter than a chunk is one chunk"
 
 
-def chunk_of(mode: str, call: Recurrence, chunk: int | None, backend: Backend) -> int:
-    """Tokens per chunk in a mode."""
+def wanted_chunk(mode: str, call: Recurrence, chunk: int | None) -> int | None:
+    """Tokens per chunk that a mode asks for; None leaves it to the backend."""
     if mode == "recurrent":
         return 1
-    return max(call.sizes.T, 1) if mode == "parallel" else chunk or backend.chunk
+    return max(call.sizes.T, 1) if mode == "parallel" else chunk
 
 
 def cost(call: Recurrence, C: int) -> Cost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from rebracket.ops.state import State
 from rebracket.ops.write import Sizes, Writes
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Recurrence:
     """One call, checked and lowered, with tensors as the caller left them (any strides, any float dtype).

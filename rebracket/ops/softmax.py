@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from rebracket.ops.files import read_tensors, write_tensors
 from rebracket.ops.heads import repeat_heads
+from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import Rows
 from rebracket.ops.validate import check_packing, check_rank
 from rebracket.ops.write import Sizes
@@ -206,6 +206,10 @@ class Reach:
         """Queries that are worth one call: with a window, about as many as the keys that all of them share."""
         return BLOCK if self.window is None else min(BLOCK, max(SMALLEST_BLOCK, self.window))
 
+    def begins(self, q: Tensor, keys: Tensor) -> range:
+        """The place of each block's first query among the keys, at whose end the queries stand."""
+        return range(keys.shape[1] - q.shape[1], keys.shape[1], self.block)
+
 
 def measure(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
     """The letters of the call, with H the number of output heads; the three tensors must agree."""
@@ -245,13 +249,6 @@ def check_cache(state: KeyValues | None, k: Tensor, v: Tensor, N: int) -> None:
             raise TypeError(f"state.{name} must be {new.dtype} like {name[0]}, got {cached.dtype}; use state.to(dtype)")
 
 
-def without_autocast(x: Tensor) -> torch.autocast | nullcontext[None]:
-    """Where torch does not round x before products with it."""
-    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
-        return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
-
-
 def padded(q: Tensor, k: Tensor, v: Tensor, state: KeyValues | None, reach: Reach) -> SoftmaxOutput:
     """A batch whose rows all get T tokens, each after a past of its own length."""
     B, T = q.shape[:2]
@@ -272,19 +269,22 @@ def padded(q: Tensor, k: Tensor, v: Tensor, state: KeyValues | None, reach: Reac
 
 def packed(q: Tensor, k: Tensor, v: Tensor, state: KeyValues | None, bounds: list[int], reach: Reach) -> SoftmaxOutput:
     """Sequences one behind the other in one row, each attended by itself."""
-    past = [(k[:, :0], v[:, :0])] * (len(bounds) - 1) if state is None else unpadded(state)
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    rest = q.shape[1] - bounds[-1]
+    past = [(k[:, :0], v[:, :0])] * len(lengths) if state is None else unpadded(state)
+    # One split, not a slice for each: the gradient of a slice costs as much as the whole row.
+    parts = zip(*(x.split([*lengths, rest], 1)[:-1] for x in (q, k, v)), strict=True)
     outs, keys, values = [], [], []
-    for (old_keys, old_values), (begin, end) in zip(past, pairwise(bounds), strict=True):
-        row_keys = torch.cat([old_keys, k[:, begin:end]], 1)
-        row_values = torch.cat([old_values, v[:, begin:end]], 1)
-        outs.append(attend(q[:, begin:end], row_keys, row_values, None, reach))
+    for (old_keys, old_values), (query, key, value) in zip(past, parts, strict=True):
+        row_keys, row_values = torch.cat([old_keys, key], 1), torch.cat([old_values, value], 1)
+        outs.append(attend(query, row_keys, row_values, None, reach))
         start = row_keys.shape[1] - reach.kept(row_keys.shape[1])
         keys.append(row_keys[0, start:])
         values.append(row_values[0, start:])
-    tail = v.new_zeros(1, q.shape[1] - bounds[-1], heads_of(q, k, v), v.shape[3])
-    lengths = torch.tensor(bounds, device=q.device).diff()
-    seen = lengths if state is None else state.seen + lengths
-    return SoftmaxOutput(torch.cat([*outs, tail], 1), KeyValues(right_aligned(keys, k), right_aligned(values, v), seen))
+    tail = v.new_zeros(1, rest, heads_of(q, k, v), v.shape[3])
+    seen = torch.tensor(lengths, dtype=torch.int64, device=q.device)
+    state = KeyValues(right_aligned(keys, k), right_aligned(values, v), seen if state is None else state.seen + seen)
+    return SoftmaxOutput(torch.cat([*outs, tail], 1), state)
 
 
 def unpadded(state: KeyValues) -> list[tuple[Tensor, Tensor]]:
@@ -309,23 +309,45 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, blank: Tensor | None, reach:
         return values.new_zeros(q.shape[0], 0, heads_of(q, keys, values), values.shape[3])
     if past == 0 and reach.sees_all(T):
         return dot_product(q, keys, values, None, reach.causal, reach.scale)
+    if reach.window is None or reach.window > BLOCK or reach.block >= T:
+        return in_slices(q, keys, values, blank, reach)
+    return in_bands(q, keys, values, blank, reach, reach.window)
+
+
+def in_slices(q: Tensor, keys: Tensor, values: Tensor, blank: Tensor | None, reach: Reach) -> Tensor:
+    """Blocks of queries, each on a view of the keys that it sees."""
     outs = []
-    for begin in range(0, T, reach.block):
-        end = min(begin + reach.block, T)
-        first = 0 if reach.window is None else max(0, past + begin - reach.window + 1)
-        seen = slice(first, past + end)
-        mask = visible(range(past + begin, past + end), range(first, past + end), blank, reach, q.device)
-        outs.append(dot_product(q[:, begin:end], keys[:, seen], values[:, seen], mask, False, reach.scale))
+    for begin, block in zip(reach.begins(q, keys), q.split(reach.block, 1), strict=True):
+        end = begin + block.shape[1]
+        first = 0 if reach.window is None else max(0, begin - reach.window + 1)
+        places = torch.arange(first, end, device=q.device)
+        mask = visible(torch.arange(begin, end, device=q.device), places, blank, reach.window)
+        outs.append(dot_product(block, keys[:, first:end], values[:, first:end], mask, False, reach.scale))
     return torch.cat(outs, 1)
 
 
-def visible(queries: range, keys: range, blank: Tensor | None, reach: Reach, device: torch.device) -> Tensor:
+def in_bands(q: Tensor, keys: Tensor, values: Tensor, blank: Tensor | None, reach: Reach, window: int) -> Tensor:
+    """Blocks of queries, each on a copy of the keys that it sees.
+
+    The gradient of many slices of one tensor costs a whole tensor for each; that of one gather costs the gather. With
+    blocks as long as the window the copies hold every key about twice.
+    """
+    last, begins = keys.shape[1] - 1, reach.begins(q, keys)
+    places = torch.stack([torch.arange(begin + 1 - window, begin + reach.block, device=q.device) for begin in begins])
+    rows = places.clamp(0, last).flatten()  # places outside the sequence are masked
+    shared = [x.index_select(1, rows).unflatten(1, places.shape).unbind(1) for x in (keys, values)]
+    outs = []
+    for begin, block, place, key, value in zip(begins, q.split(reach.block, 1), places, *shared, strict=True):
+        query = torch.arange(begin, begin + block.shape[1], device=q.device)
+        outs.append(dot_product(block, key, value, visible(query, place, blank, window), False, reach.scale))
+    return torch.cat(outs, 1)
+
+
+def visible(query: Tensor, key: Tensor, blank: Tensor | None, window: int | None) -> Tensor:
     """Which keys each query sees, [1 or N,1,queries,keys], by their places in the sequence."""
-    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    key = torch.arange(keys.start, keys.stop, device=device)
-    mask = key <= query
-    if reach.window is not None:
-        mask = mask & (key > query - reach.window)
+    mask = (key <= query[:, None]) & (key >= 0)
+    if window is not None:
+        mask = mask & (key > query[:, None] - window)
     return mask[None, None] if blank is None else mask & (key >= blank[:, None])[:, None, None]
 
 

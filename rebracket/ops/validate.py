@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import State
-from rebracket.ops.write import Sizes, WriteRule, check_shape
+from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
 
 Mode = Literal["auto", "parallel", "chunk", "recurrent"]
 MODES = ("parallel", "chunk", "recurrent")
@@ -36,7 +37,7 @@ def recurrence(
     check_packing(cu_seqlens, sizes)
     checked = Recurrence(
         q,
-        write.lower(k, v),
+        lowered(k, v, write, cu_seqlens, sizes),
         log_decay,
         bonus,
         normalize,
@@ -47,6 +48,25 @@ def recurrence(
     )
     check_state(state, checked)
     return checked
+
+
+def lowered(k: Tensor, v: Tensor, write: WriteRule, cu_seqlens: Tensor | None, sizes: Sizes) -> Writes:
+    """The canonical writes. A tail may hold anything, so what a rule computes with is zero there, gradients included."""
+    if cu_seqlens is None or not has_tail(cu_seqlens, sizes.T):
+        return write.lower(k, v)
+    tail = torch.arange(sizes.T * write.entries, device=k.device) >= cu_seqlens[-1] * write.entries
+    quiet = partial(zero_where, tail)
+    return write.each_tensor(quiet).lower(quiet(k), quiet(v))
+
+
+def has_tail(cu_seqlens: Tensor, T: int) -> bool:
+    """Whether tokens follow the last sequence; a traced program must reckon with it."""
+    return torch.compiler.is_compiling() or int(cu_seqlens[-1]) < T
+
+
+def zero_where(tail: Tensor, x: Tensor) -> Tensor:
+    """x [1,T,...] with zeros in the tail; what has no time axis stays as it is."""
+    return x if x.ndim < 3 else x.masked_fill(tail.view(1, -1, *[1] * (x.ndim - 2)), 0)
 
 
 def check_write(write: object) -> None:

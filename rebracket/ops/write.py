@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     """The letters of one call: batch B, tokens T, heads of q and k Hq, heads of v H, key and value dimensions K, V."""
@@ -31,6 +32,7 @@ class Sizes:
         return getattr(self, name) * int(times or 1)
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class Writes:
     """The canonical writes u_t = beta_t (v_t - S~_t^T r_t), S_t = S~_t + k_t u_t^T, `per_token` of them for each token.
@@ -118,5 +120,12 @@ def check_beta(beta: float | Tensor, sizes: Sizes, steps: str = "T") -> None:
 
 
 def as_beta(beta: float | Tensor, v: Tensor) -> Tensor:
-    """beta as a tensor: a number becomes one entry per head."""
-    return beta if isinstance(beta, Tensor) else torch.full((v.shape[2],), float(beta), dtype=v.dtype, device=v.device)
+    """beta as a tensor: a number becomes one entry per head, in the precision of the arithmetic."""
+    if isinstance(beta, Tensor):
+        return beta
+    return torch.full((v.shape[2],), float(beta), dtype=inside(v.dtype), device=v.device)
+
+
+def inside(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the arithmetic: float64 for float64, float32 for all others."""
+    return torch.promote_types(dtype, torch.float32)

@@ -7,7 +7,7 @@ import torch
 from rebracket.backends.reference import chunked, definition, opaque
 from rebracket.ops.backend import Backend
 from rebracket.ops.recurrence import Recurrence
-from rebracket.ops.state import Output, State
+from rebracket.ops.state import Output
 from rebracket.ops.validate import check_decay_values
 
 
@@ -19,7 +19,7 @@ class Reference(Backend):
     rank: ClassVar[int] = 0
     chunk: ClassVar[int] = 64
 
-    def refusal(self, call: Recurrence) -> str | None:
+    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
         return None
 
     def run(self, call: Recurrence, chunk: int) -> Output:
@@ -31,7 +31,7 @@ class Reference(Backend):
     def step(self, call: Recurrence, inplace: bool) -> Output:
         with torch.autocast(call.q.device.type, enabled=False):
             out, state = definition.run(call)
-        return Output(out, overwrite(call.state, state) if inplace and call.state is not None else state)
+        return Output(out, call.state.overwrite(state) if inplace and call.state is not None else state)
 
 
 def check_values(call: Recurrence) -> None:
@@ -42,13 +42,6 @@ def check_values(call: Recurrence) -> None:
     if call.cu_seqlens is not None and log_decay.ndim > 1:
         log_decay = log_decay[:, : int(call.cu_seqlens[-1])]
     check_decay_values(log_decay)
-
-
-def overwrite(held: State, new: State) -> State:
-    """The held state with the new one's numbers in it."""
-    for mine, theirs in zip(held.tensors().values(), new.tensors().values(), strict=True):
-        mine.copy_(theirs)
-    return held
 
 
 BACKEND = Reference()

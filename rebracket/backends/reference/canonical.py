@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
+from rebracket.ops import normalizer
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Canonical:
     """Terms of the recurrence, one entry per write, with the same leading axes in all.
@@ -50,7 +53,8 @@ def canonical(call: Recurrence) -> Canonical:
     writes, dtype, H = call.writes, call.dtype, call.sizes.H
     q = repeat_heads(place(call.q.to(dtype), writes.per_token, writes.per_token - 1), H)
     k = repeat_heads(writes.k.to(dtype), H)
-    r = None if writes.r is None else repeat_heads(writes.r.to(dtype), H)
+    # One cast for a key that is read back as well: its gradient is then rounded once, not in two parts.
+    r = k if writes.r is writes.k else None if writes.r is None else repeat_heads(writes.r.to(dtype), H)
     v = writes.v.to(dtype)
     beta = None if writes.beta is None else writes.beta.to(dtype).expand(v.shape[:3])[..., None]
     if call.normalize:
@@ -62,10 +66,7 @@ def canonical(call: Recurrence) -> Canonical:
 def initial_memory(call: Recurrence) -> Tensor:
     """The state on entry [N,H,K,V], the sum of keys as its last column when there is a normalizer."""
     state = call.initial()
-    if not call.normalize:
-        return state.memory
-    assert state.key_sum is not None
-    return torch.cat((state.memory, state.key_sum[..., None]), -1)
+    return normalizer.with_column(state) if call.normalize else state.memory
 
 
 def log_decay(call: Recurrence) -> Tensor | None:
@@ -89,9 +90,5 @@ def place(x: Tensor, per_token: int, position: int) -> Tensor:
 
 def finish(call: Recurrence, out: Tensor, memory: Tensor) -> Output:
     """Outputs [B,T,H,V(+1)] and memory [N,H,K,V(+1)] as the caller wants them."""
-    dtype = call.q.dtype
-    if not call.normalize:
-        return Output(out.to(dtype), State(memory))
-    total = out[..., -1:]
-    ratio = (out[..., :-1] / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)
-    return Output(ratio.to(dtype), State(memory[..., :-1], memory[..., -1]))
+    out, state = normalizer.divided(out, State(memory)) if call.normalize else (out, State(memory))
+    return Output(out.to(call.q.dtype), state)

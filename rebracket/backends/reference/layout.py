@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Chunks of C tokens in the order a scan needs them: the first chunk of every sequence, then the second, ...
@@ -56,6 +57,7 @@ def by_head_flat(places: Tensor, C: int, H: int) -> Tensor:
     return torch.where(place < 0, -1, (place // C * H + heads) * C + place % C).reshape(-1)
 
 
+@final
 class Gather(torch.autograd.Function):
     """Rows of x by index, zeros for -1. Every row is wanted at most once, so the gradient is a gather as well."""
 

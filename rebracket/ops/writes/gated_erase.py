@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.heads import repeat_heads
-from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
+from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape, inside
 
 
 @final
@@ -42,7 +42,8 @@ class GatedErase(WriteRule):
         return type(self)(self.erase, self.write.new_zeros(*self.write.shape[:-1], V))
 
     def lower(self, k: Tensor, v: Tensor) -> Writes:
-        return Writes(k, self.write * v, r=self.erase * repeat_heads(k, self.erase.shape[2]))
+        k, v, erase, write = (x.to(inside(v.dtype)) for x in (k, v, self.erase, self.write))
+        return Writes(k, write * v, r=erase * repeat_heads(k, erase.shape[2]))
 
 
 def literal(

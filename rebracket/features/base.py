@@ -1,0 +1,83 @@
+"""What every feature map is: a function of one vector, whose inner products are the kernel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from rebracket.ops.precision import at_least_float32, without_autocast
+
+
+class FeatureMap(nn.Module, ABC):
+    """A function phi of one query or key vector; phi(q) . phi(k) stands for softmax's exp(q . k / sqrt(d)).
+
+    weight of key j for query i = phi(q_i) . phi(k_j)
+
+    A map that approximates the softmax kernel contains the factor 1 / sqrt(d), so its caller passes scale=1 (the
+    default of the operator with normalize=True). Half-precision vectors are computed in float32 and returned in their
+    own dtype; autocast does not reach inside.
+
+    Args:
+        dim_in: d, the size of the vectors, >= 1.
+        dim_out: the number of features.
+        positive: whether phi(q) . phi(k) >= 0 for all q and k, so that a normalizer cannot cancel to nothing.
+
+    Raises:
+        ValueError: If a size is below 1.
+    """
+
+    def __init__(self, dim_in: int, dim_out: int, *, positive: bool) -> None:
+        super().__init__()
+        for name, size in (("dim_in", dim_in), ("dim_out", dim_out)):
+            at_least_one(name, size)
+        self.dim_in = dim_in
+        self.dim_out = dim_out
+        self.positive = positive
+
+    def forward(self, x: Tensor) -> Tensor:
+        """phi(x), for keys, and for queries of a map that does not treat them apart.
+
+        Args:
+            x: [..., dim_in], any float dtype.
+
+        Returns:
+            [..., dim_out] in the dtype of x.
+
+        Raises:
+            ValueError: If the last axis of x is not dim_in.
+        """
+        return self.exactly(self.features, x)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """The features of queries: phi(x) times at most a positive factor per query, which a normalizer divides out."""
+        return self.exactly(self.query_features, x)
+
+    def reset_parameters(self) -> None:
+        """Draws every parameter and buffer again, in place; most maps have none."""
+        return
+
+    @abstractmethod
+    def features(self, x: Tensor) -> Tensor:
+        """phi of x [..., dim_in] in float32 or float64."""
+
+    def query_features(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+    def exactly(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """function(x) in at least float32, in x's own dtype outside."""
+        if x.ndim == 0 or x.shape[-1] != self.dim_in:
+            raise ValueError(f"x must be [..., dim_in = {self.dim_in}], got {list(x.shape)}; put the features last")
+        with without_autocast(x):
+            return function(at_least_float32(x)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim_in} -> {self.dim_out}"
+
+
+def at_least_one(name: str, size: int) -> int:
+    """The size, or a ValueError that names it."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
+    return size

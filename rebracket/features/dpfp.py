@@ -1,0 +1,43 @@
+"""Deterministic parameter-free projection."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rebracket.features.base import FeatureMap, at_least_one
+
+
+@final
+class Dpfp(FeatureMap):
+    """Products of the rectified vector with its own rotations, which make sparse, nearly orthogonal features.
+
+    phi(x) = [r_i r_((i + j) mod 2d) for j = 1..nu, i = 0..2d-1] with r = [max(x, 0), max(-x, 0)]
+
+    Args:
+        dim: d, the size of the vectors.
+        nu: rotations, 1 to 2d - 1; each adds 2d features.
+
+    Raises:
+        ValueError: If nu is out of range.
+
+    Cost: 2 d nu multiplications. dim_out = 2 d nu; positive.
+
+    Source: Schlag et al. 2021, "Linear transformers are secretly fast weight programmers".
+
+    Example:
+        >>> import torch
+        >>> Dpfp(2)(torch.tensor([3.0, -2.0]))  # r = [3, 0, 0, 2]
+        tensor([0., 0., 0., 6.])
+    """
+
+    def __init__(self, dim: int, *, nu: int = 1) -> None:
+        super().__init__(dim, 2 * dim * at_least_one("nu", nu), positive=True)
+        if nu >= 2 * dim:
+            raise ValueError(f"nu must be below 2 dim = {2 * dim}, where rotations repeat, got {nu}")
+        self.nu = nu
+
+    def features(self, x: Tensor) -> Tensor:
+        r = F.relu(torch.cat([x, -x], -1))
+        return torch.cat([r * r.roll(-j, -1) for j in range(1, self.nu + 1)], -1)

@@ -1,0 +1,40 @@
+"""Elementwise exponentials."""
+
+from typing import final
+
+from torch import Tensor
+
+from rebracket.features.base import FeatureMap
+
+
+@final
+class Exp(FeatureMap):
+    """The exponential of every entry: phi(x) = exp(t x).
+
+    Nothing holds it back: float32 overflows where t x exceeds 88, float16 features where it exceeds 11.
+
+    Args:
+        dim: d, the size of the vectors.
+        temperature: t, > 0; larger is spikier.
+
+    Raises:
+        ValueError: If the temperature is not above 0.
+
+    Cost: d exponentials. dim_out = d; positive.
+
+    Source: Zhang et al. 2024, "The hedgehog and the porcupine", where t is 1 and 2.
+
+    Example:
+        >>> import torch
+        >>> Exp(2, temperature=2.0)(torch.tensor([-1.0, 0.5]))
+        tensor([0.1353, 2.7183])
+    """
+
+    def __init__(self, dim: int, *, temperature: float = 1.0) -> None:
+        super().__init__(dim, dim, positive=True)
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature!r}")
+        self.temperature = temperature
+
+    def features(self, x: Tensor) -> Tensor:
+        return (self.temperature * x).exp()

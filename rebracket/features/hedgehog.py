@@ -1,0 +1,58 @@
+"""A learned projection through softmax, both ways round."""
+
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rebracket.features.base import FeatureMap, at_least_one
+
+ACTIVATIONS = ("softmax", "exp")
+
+
+@final
+class Hedgehog(FeatureMap):
+    """A learned projection and its negative through a softmax or an exponential: spiky and monotone like attention.
+
+    phi(x) = softmax([W x, -W x])   or   exp([W x, -W x])
+
+    One W serves all heads that share the module; it begins as the identity.
+
+    Args:
+        dim: d, the size of the vectors.
+        width: rows of W; d by default.
+        activation: "softmax" over the features, or "exp" of each, which overflows as the map "exp" does.
+
+    Raises:
+        ValueError: If the width is below 1 or the activation unknown.
+
+    Cost: width d multiply-adds and 2 width exponentials. dim_out = 2 width; positive.
+
+    Source: Zhang et al. 2024, "The hedgehog and the porcupine"; with softmax in LoLCATs, Zhang et al. 2024.
+
+    Example:
+        >>> import torch
+        >>> Hedgehog(2)(torch.tensor([3.0, -2.0])).detach()
+        tensor([0.7262, 0.0049, 0.0018, 0.2671])
+    """
+
+    def __init__(
+        self, dim: int, *, width: int | None = None, activation: Literal["softmax", "exp"] = "softmax"
+    ) -> None:
+        width = dim if width is None else at_least_one("width", width)
+        super().__init__(dim, 2 * width, positive=True)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        self.activation = activation
+        self.weight = nn.Parameter(torch.empty(width, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W = the identity, cut or filled up with zeros."""
+        nn.init.eye_(self.weight)
+
+    def features(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight.to(x.dtype))
+        both = torch.cat([y, -y], -1)
+        return both.softmax(-1) if self.activation == "softmax" else both.exp()

@@ -1,0 +1,35 @@
+"""The smooth rectifier of the delta-rule models."""
+
+from typing import final
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from rebracket.features.base import FeatureMap
+
+
+@final
+class Silu(FeatureMap):
+    """The sigmoid-weighted linear unit: phi(x) = x / (1 + exp(-x)).
+
+    Delta-rule models bring these features to unit length afterwards; length is an axis of its own (a layer's norm of q
+    and k), so it is not part of the map.
+
+    Args:
+        dim: d, the size of the vectors.
+
+    Cost: d exponentials. dim_out = d; not positive (features reach down to -0.28).
+
+    Source: Yang et al. 2024, "Parallelizing linear transformers with the delta rule over sequence length".
+
+    Example:
+        >>> import torch
+        >>> Silu(2)(torch.tensor([-1.0, 2.0]))
+        tensor([-0.2689,  1.7616])
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, positive=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.silu(x)

@@ -1,0 +1,32 @@
+"""The normalizer as one more value column, which always holds 1: what it recalls is the sum of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.state import Output, State
+
+
+def counted(call: Recurrence) -> Recurrence:
+    """The same call without its normalizer and with the column of ones; its sum of keys is the state's last column."""
+    v = torch.nn.functional.pad(call.writes.v, (0, 1), value=1.0)
+    state = call.state if call.state is None else State(with_column(call.state))
+    widened = replace(call.sizes, V=call.sizes.V + 1)
+    return replace(call, writes=replace(call.writes, v=v), normalize=False, state=state, sizes=widened, scale=1.0)
+
+
+def with_column(state: State) -> Tensor:
+    """The memory with the sum of keys as its last column."""
+    assert state.key_sum is not None
+    return torch.cat((state.memory, state.key_sum[..., None]), -1)
+
+
+def divided(out: Tensor, state: State) -> Output:
+    """Sums over the last column, 0 where it is 0, and that column of the state as the sum of keys."""
+    total = out[..., -1:]
+    ratio = (out[..., :-1] / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)
+    return Output(ratio, State(state.memory[..., :-1], state.memory[..., -1]))
