@@ -1,0 +1,96 @@
+"""What a language model keeps of the texts it has read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from rebracket.nn.cache import LayerCache
+from rebracket.ops.files import read_tensors, write_tensors
+from rebracket.ops.state import Rows
+
+KIND, VERSION = "rebracket.model_cache", 1
+MODEL = "model"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ModelCache:
+    """The past of a whole model for N sequences, one layer's cache after another.
+
+    Args:
+        layers: one cache a layer, first layer first, all with N rows.
+
+    Example:
+        >>> from rebracket.ops.state import State
+        >>> cache = ModelCache((LayerCache(State.zeros(2, 3, 4, 5)),))
+        >>> cache.rows, cache.select([1]).rows
+        (2, 1)
+    """
+
+    layers: tuple[LayerCache, ...]
+
+    @property
+    def rows(self) -> int:
+        """N, the number of sequences."""
+        return self.layers[0].rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def fork(self) -> Self:
+        """A copy that goes its own way."""
+        return type(self)(tuple(layer.fork() for layer in self.layers))
+
+    def select(self, rows: Rows) -> Self:
+        """The caches of some sequences, in the given order; rows may repeat. A slice shares memory, other rows copy."""
+        return type(self)(tuple(layer.select(rows) for layer in self.layers))
+
+    def to(self, target: torch.device | str | torch.dtype) -> Self:
+        """The cache on another device or in another dtype."""
+        return type(self)(tuple(layer.to(target) for layer in self.layers))
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, each layer's behind its number."""
+        return {f"{i}.{name}": x for i, layer in enumerate(self.layers) for name, x in layer.to_tensors().items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The cache whose `to_tensors` these are.
+
+        Raises:
+            ValueError: If the names are those of no cache.
+        """
+        count = len({name.partition(".")[0] for name in tensors})
+        return cls(tuple(LayerCache.from_tensors(below(tensors, f"{i}.")) for i in range(count)))
+
+    def save(self, path: str | PathLike[str], model_id: str) -> None:
+        """Writes the cache to one file, whole or not at all, with the `model_id` of the model it belongs to."""
+        write_tensors(path, self.to_tensors(), KIND, VERSION, {MODEL: model_id})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], model_id: str) -> Self:
+        """Reads what `save` wrote.
+
+        Args:
+            path: the file.
+            model_id: `model_id` of the model that is to go on from the cache.
+
+        Raises:
+            ValueError: If the file is damaged or foreign, or its cache was made by another model.
+        """
+        tensors, extra = read_tensors(path, KIND, VERSION)
+        if extra.get(MODEL) != model_id:
+            raise ValueError(f"{path}: state from another model: it was made by {extra.get(MODEL)}, this is {model_id}")
+        return cls.from_tensors(tensors)
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}

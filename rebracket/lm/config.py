@@ -1,0 +1,238 @@
+"""What a language model is made of: every layer names its own mixer and sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import torch
+
+from rebracket.nn import presets
+from rebracket.nn.folders import nearest
+from rebracket.nn.mixer import MixerSize
+
+PATTERN_KEYS = ("depth", "pattern", "mixers")
+
+
+@final
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer: a preset and the sizes and choices it is built with.
+
+    Args:
+        mixer: name of a preset.
+        heads, key_heads, key_dim, value_dim: sizes, as in `MixerSize`.
+        window, convolution, feature, beta_max, rotary_base: choices, as in `MixerSize`; None is the preset's own.
+
+    Raises:
+        ValueError: If there is no such preset.
+
+    Example:
+        >>> LayerConfig.from_dict({"mixer": "gla", "heads": 2}, d_model=32).key_dim
+        16
+    """
+
+    mixer: str
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    convolution: int | None = None
+    feature: str | None = None
+    beta_max: float | None = None
+    rotary_base: float | None = None
+
+    def __post_init__(self) -> None:
+        known = presets.names()
+        if self.mixer not in known:
+            meant = nearest(self.mixer, known)
+            raise ValueError(f"mixer {self.mixer!r} is unknown{meant}; they are {', '.join(known)}")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, d_model: int, where: str = "layer") -> Self:
+        """A layer from a table; key_heads is heads by default, key_dim d_model // heads, value_dim key_dim.
+
+        Raises:
+            ValueError: If a key is unknown or `mixer` or `heads` is missing; `where` says in which table.
+        """
+        refuse_unknown(table(values, where), [field.name for field in dataclasses.fields(cls)], where)
+        refuse_missing(values, ("mixer", "heads"), where)
+        heads = whole(values, "heads", where)
+        key_dim = values.get("key_dim", d_model // heads)
+        sizes = {"key_heads": heads, "key_dim": key_dim, "value_dim": key_dim}
+        return cls(**(sizes | dict(values)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table from which `from_dict` makes an equal layer, every size spelled out."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def size(self, config: Config, layer: int) -> MixerSize:
+        """The size of this layer as the `layer`-th of a model."""
+        own = dataclasses.asdict(self)
+        own.pop("mixer")
+        return MixerSize(
+            d_model=config.d_model, layer=layer, layers=len(config.layers), norm_eps=config.norm_eps, **own
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Config:
+    """A language model in numbers.
+
+    Args:
+        vocab_size: ids of the tokenizer, >= 1.
+        d_model: width of the residual stream, >= 1.
+        layers: one entry a layer, at least one.
+        mlp_dim: width of the middle of each block's MLP, >= 0; 0 leaves the MLPs out.
+        context: tokens of a training sequence, >= 1.
+        norm_eps: added under the square root of the norms, > 0.
+        tie_embeddings: whether the logits use the embedding's weights.
+
+    Raises:
+        ValueError: If a number is out of its range, or a layer does not fit.
+        TypeError: If tie_embeddings is no truth value.
+
+    Example:
+        >>> sizes = {"heads": 2, "key_dim": 8, "value_dim": 16}
+        >>> tables = {"gated_deltanet": sizes, "softmax": {"heads": 4}}
+        >>> config = Config.from_dict({
+        ...     "vocab_size": 257, "d_model": 32, "mlp_dim": 64, "context": 128,
+        ...     "depth": 4, "pattern": ["gated_deltanet"] * 3 + ["softmax"], "mixers": tables,
+        ... })
+        >>> [layer.mixer for layer in config.layers]
+        ['gated_deltanet', 'gated_deltanet', 'gated_deltanet', 'softmax']
+    """
+
+    vocab_size: int
+    d_model: int
+    layers: tuple[LayerConfig, ...]
+    mlp_dim: int
+    context: int
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("vocab_size", 1), ("d_model", 1), ("mlp_dim", 0), ("context", 1)):
+            whole(vars(self), name, "config", least)
+        if not isinstance(self.tie_embeddings, bool):
+            raise TypeError(f"tie_embeddings must be True or False, got {self.tie_embeddings!r}")
+        if not self.layers:
+            raise ValueError("layers must hold at least one layer, got none")
+        self.sizes()
+
+    def sizes(self) -> tuple[MixerSize, ...]:
+        """The size of every layer.
+
+        Raises:
+            ValueError: If one is out of its range; the message names the layer.
+        """
+        return tuple(self.checked_size(layer, i) for i, layer in enumerate(self.layers))
+
+    def checked_size(self, layer: LayerConfig, index: int) -> MixerSize:
+        try:
+            size = layer.size(self, index)
+            presets.check(layer.mixer, size)
+            return size
+        except ValueError as error:
+            raise ValueError(f"layers[{index}] ({layer.mixer}): {error}") from error
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """A config from a table, as TOML or JSON give it.
+
+        The layers stand there one by one as `layers`, or as `depth` and `pattern`, names repeated in order to that
+        depth, with the sizes of each name in `mixers`; a name is a preset, or an alias whose table has `mixer`.
+
+        Args:
+            values: the table; mlp_dim is 8/3 d_model by default, up to a multiple of 8.
+
+        Raises:
+            ValueError: If a key is unknown (the nearest known one is named), missing, or does not fit.
+        """
+        own = [field.name for field in dataclasses.fields(cls)]
+        refuse_unknown(table(values, "config"), [*own, *PATTERN_KEYS], "config")
+        refuse_missing(values, ("vocab_size", "d_model", "context"), "config")
+        d_model = whole(values, "d_model", "config")
+        plain = {key: value for key, value in values.items() if key in own}
+        widened = {"mlp_dim": 8 * -(-d_model // 3), **plain}
+        return cls(**{**widened, "layers": layers_of(values, d_model)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table with every layer spelled out; `from_dict` makes an equal config of it."""
+        return {**dataclasses.asdict(self), "layers": [layer.to_dict() for layer in self.layers]}
+
+    def kv_cache_nbytes(self, tokens: int, *, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes that softmax attention with the same heads in every layer would hold of one sequence.
+
+        sum over layers of min(tokens, window - 1) * key_heads * (key_dim + value_dim) * bytes of a number
+
+        Args:
+            tokens: tokens read, >= 0.
+            dtype: of keys and values.
+        """
+        return sum(kept(tokens, x) * x.key_heads * (x.key_dim + x.value_dim) for x in self.layers) * dtype.itemsize
+
+
+def kept(tokens: int, layer: LayerConfig) -> int:
+    return tokens if layer.window is None else min(tokens, layer.window - 1)
+
+
+def layers_of(values: Mapping[str, Any], d_model: int) -> tuple[LayerConfig, ...]:
+    """The layers that a table spells out or describes by a pattern."""
+    patterned = [key for key in PATTERN_KEYS if key in values]
+    if "layers" not in values:
+        return patterned_layers(values, d_model)
+    if patterned:
+        raise ValueError(f"config: layers spells them out, so leave {', '.join(patterned)} out, or leave out layers")
+    tables = values["layers"]
+    if isinstance(tables, (str, Mapping)) or not isinstance(tables, Sequence):
+        raise TypeError(f"layers must be a list of tables, got {type(tables).__name__}; for a pattern give depth")
+    return tuple(LayerConfig.from_dict(x, d_model=d_model, where=f"layers[{i}]") for i, x in enumerate(tables))
+
+
+def patterned_layers(values: Mapping[str, Any], d_model: int) -> tuple[LayerConfig, ...]:
+    refuse_missing(values, PATTERN_KEYS, "config (without layers)")
+    pattern, tables = values["pattern"], table(values["mixers"], "mixers")
+    if isinstance(pattern, str) or not isinstance(pattern, Sequence) or not pattern:
+        raise ValueError(f"pattern must be a list of at least one name, got {pattern!r}")
+    refuse_unknown(dict.fromkeys(pattern), tables.keys(), "pattern")
+    refuse_unknown(tables, pattern, "mixers")
+    named = {name: named_layer(name, sizes, d_model) for name, sizes in tables.items()}
+    return tuple(named[name] for name in itertools.islice(itertools.cycle(pattern), whole(values, "depth", "config")))
+
+
+def named_layer(name: str, sizes: object, d_model: int) -> LayerConfig:
+    """The layer of a table in `mixers`, whose name is its preset unless it says otherwise."""
+    where = f"mixers.{name}"
+    return LayerConfig.from_dict({"mixer": name, **table(sizes, where)}, d_model=d_model, where=where)
+
+
+def table(values: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{where} must be a table, got {type(values).__name__}")
+    return values
+
+
+def refuse_unknown(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{where}: {key!r} is unknown{nearest(key, known)}; known are {', '.join(sorted(known))}")
+
+
+def refuse_missing(values: Mapping[str, Any], needed: Collection[str], where: str) -> None:
+    missing = [key for key in needed if key not in values]
+    if missing:
+        raise ValueError(f"{where}: {', '.join(missing)} must be given")
+
+
+def whole(values: Mapping[str, Any], name: str, where: str, least: int = 1) -> int:
+    """The whole number of that name, or a ValueError."""
+    value = values[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{where}: {name} must be a whole number of at least {least}, got {value!r}")
+    return value

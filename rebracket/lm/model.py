@@ -1,0 +1,262 @@
+"""The language model: blocks of a mixer and an MLP between an embedding and its transpose."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from rebracket.lm.cache import ModelCache
+from rebracket.lm.config import Config, LayerConfig
+from rebracket.nn import presets
+from rebracket.nn.cache import LayerCache
+from rebracket.nn.initialization import draw
+from rebracket.nn.mixer import Mixer, MixerSize
+from rebracket.nn.mlp import GatedMLP
+from rebracket.nn.norms import RMSNorm
+from rebracket.nn.projections import Projection
+from rebracket.ops.validate import Mode
+
+
+@final
+class ModelOutput(NamedTuple):
+    """What a language model returns: logits [B,T,vocab], or [B,vocab] for one token, and the cache after them.
+
+    Example:
+        >>> ModelOutput(torch.zeros(1, 2, 3), ModelCache(())).logits.shape
+        torch.Size([1, 2, 3])
+    """
+
+    logits: Tensor
+    cache: ModelCache
+
+
+@final
+class Block(nn.Module):
+    """A mixer and an MLP, each added to the residual stream.
+
+    x' = x + mixer(norm(x)),   x'' = x' + mlp(norm(x'))
+
+    Args:
+        mixer: name of a preset.
+        size: its sizes.
+        mlp_dim: width of the MLP's middle; 0 leaves it out.
+    """
+
+    def __init__(self, mixer: str, size: MixerSize, mlp_dim: int) -> None:
+        super().__init__()
+        self.mixer_norm = RMSNorm(size.d_model, size.norm_eps)
+        self.mixer: Mixer = presets.make(mixer, size)
+        self.mlp_norm = RMSNorm(size.d_model, size.norm_eps) if mlp_dim else None
+        self.mlp = GatedMLP(size.d_model, mlp_dim, size.layers) if mlp_dim else None
+
+    def forward(
+        self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
+    ) -> tuple[Tensor, LayerCache]:
+        y, after = self.mixer(self.mixer_norm(x), cache=cache, cu_seqlens=cu_seqlens, mode=mode)
+        return self.think(x + y), after
+
+    def step(self, x: Tensor, cache: LayerCache, inplace: bool) -> tuple[Tensor, LayerCache]:
+        """One token a row: x [B,d_model]."""
+        y, after = self.mixer.step(self.mixer_norm(x), cache, inplace=inplace)
+        return self.think(x + y), after
+
+    def think(self, x: Tensor) -> Tensor:
+        return x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))
+
+    def reset_parameters(self) -> None:
+        """Draws every weight again, in the order in which they are used."""
+        for part in (self.mixer_norm, self.mixer, self.mlp_norm, self.mlp):
+            if part is not None:
+                part.reset_parameters()
+
+
+@final
+class LanguageModel(nn.Module):
+    """A causal language model whose layers each have their own mixer and state size.
+
+    logits = norm(block_L(... block_1(embed(tokens)))) W^T, W the embedding's weights when they are tied
+
+    Args:
+        config: the sizes.
+        seed: of the first weights; the generators outside are left as they were.
+
+    Attributes:
+        recompute: whether training keeps only each block's input and computes the rest again in the backward pass:
+            less memory, about a third more time. False at first.
+
+    Cost: forward about 2 operations a parameter and token; memory of all tokens' logits, B T vocab numbers (`read`
+    and `logits` give those of some only).
+
+    Example:
+        >>> config = Config.from_dict({
+        ...     "vocab_size": 7, "d_model": 8, "context": 6, "layers": [{"mixer": "gated_deltanet", "heads": 2}]})
+        >>> model = LanguageModel(config)
+        >>> logits, cache = model(torch.tensor([[1, 2, 3]]))
+        >>> model.step(torch.tensor([4]), cache).logits.shape
+        torch.Size([1, 7])
+    """
+
+    def __init__(self, config: Config, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute = False
+        weight = torch.empty(config.vocab_size, config.d_model)  # init_weights draws it; Embedding need not
+        self.embed = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
+        self.blocks = nn.ModuleList(
+            Block(layer.mixer, size, config.mlp_dim) for layer, size in zip(config.layers, config.sizes(), strict=True)
+        )
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.head = None if config.tie_embeddings else Projection(config.d_model, config.vocab_size)
+        self.init_weights(seed)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        cache: ModelCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        mode: Mode = "auto",
+    ) -> ModelOutput:
+        """Reads tokens and predicts the one after each.
+
+        Args:
+            tokens: [B,T] int64 or int32, in [0, vocab); B = 1 when packed.
+            cache: what earlier tokens left, or None at the start.
+            cu_seqlens: [N+1] bounds of sequences packed into one row; the cache then has N rows.
+            mode: how the linear layers compute: "parallel", "chunk", "recurrent" or "auto".
+
+        Returns:
+            logits [B,T,vocab] and the cache from which to continue.
+
+        Raises:
+            ValueError: If a shape does not fit, or the cache is of another model.
+            TypeError: If tokens are not whole numbers.
+        """
+        x, cache = self.read(tokens, cache=cache, cu_seqlens=cu_seqlens, mode=mode)
+        return ModelOutput(self.logits(x), cache)
+
+    def read(
+        self,
+        tokens: Tensor,
+        *,
+        cache: ModelCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        mode: Mode = "auto",
+    ) -> tuple[Tensor, ModelCache]:
+        """As `forward`, but x [B,T,d_model] in the place of the logits: `logits(x[:, -1])` gives the last ones only."""
+        refuse_tokens(tokens, "B,T")
+        x = self.embed(tokens)
+        after, blocks = [], self.each_block()
+        pasts = [None] * len(blocks) if cache is None else self.pasts(cache)
+        for block, past in zip(blocks, pasts, strict=True):
+            x, kept = self.run(block, x, past, cu_seqlens, mode)
+            after.append(kept)
+        return x, ModelCache(tuple(after))
+
+    def run(
+        self, block: Block, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
+    ) -> tuple[Tensor, LayerCache]:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return block(x, cache, cu_seqlens, mode)
+        result = checkpoint(block, x, cache, cu_seqlens, mode, use_reentrant=False)
+        return cast("tuple[Tensor, LayerCache]", result)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the residual stream x [...,d_model] predicts, [...,vocab]."""
+        weight = self.embed.weight if self.head is None else self.head.weight
+        return F.linear(self.norm(x), weight)
+
+    def step(self, tokens: Tensor, cache: ModelCache, *, inplace: bool = False) -> ModelOutput:
+        """Reads one token a row.
+
+        Args:
+            tokens: [B] int64 or int32, in [0, vocab).
+            cache: what earlier tokens left; `empty_cache` at the start.
+            inplace: write linear layers' new states over the old ones; without gradients only.
+
+        Returns:
+            logits [B,vocab] and the cache from which to continue.
+
+        Raises:
+            ValueError: If a shape does not fit, or the cache is of another model.
+            TypeError: If tokens are not whole numbers.
+
+        Cost: about 2 operations a parameter, whatever came before; softmax layers read their whole cache.
+        """
+        refuse_tokens(tokens, "B")
+        x = self.embed(tokens)
+        after = []
+        for block, past in zip(self.each_block(), self.pasts(cache), strict=True):
+            x, kept = block.step(x, past, inplace)
+            after.append(kept)
+        return ModelOutput(self.logits(x), ModelCache(tuple(after)))
+
+    def pasts(self, cache: ModelCache) -> tuple[LayerCache, ...]:
+        """One past a layer."""
+        found, wanted = len(cache.layers), len(self.blocks)
+        if found != wanted:
+            raise ValueError(f"cache must have {wanted} layers, got {found}: is it another model's?")
+        return cache.layers
+
+    def each_block(self) -> list[Block]:
+        """The blocks, first layer first."""
+        return cast("list[Block]", list(self.blocks))
+
+    def mixers(self) -> list[Mixer]:
+        """The mixer of each layer."""
+        return [block.mixer for block in self.each_block()]
+
+    def empty_cache(
+        self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> ModelCache:
+        """The cache of `rows` sequences that have not begun; dtype and device default to those of the weights."""
+        return ModelCache(tuple(mixer.empty_cache(rows, dtype=dtype, device=device) for mixer in self.mixers()))
+
+    def init_weights(self, seed: int) -> None:
+        """Draws every weight again from a seed, in place; the generators outside are left as they were."""
+        device = self.embed.weight.device
+        forked = [] if device.type in ("cpu", "meta") else [device]
+        with torch.random.fork_rng(forked, device_type=device.type if forked else "cuda"):
+            torch.manual_seed(seed)
+            draw(self.embed.weight)
+            for block in self.each_block():
+                block.reset_parameters()
+            self.norm.reset_parameters()
+            if self.head is not None:
+                self.head.reset_parameters()
+
+    def parameter_count(self) -> int:
+        """Numbers in the weights; tied ones count once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def state_nbytes(self, tokens: int) -> int:
+        """Bytes of one sequence's cache after `tokens` tokens: constant but for softmax layers."""
+        return sum(mixer.state_nbytes(tokens) for mixer in self.mixers())
+
+    def summary(self) -> tuple[str, ...]:
+        """The model in printable lines: sizes, each layer with its state, and the state against a softmax model's."""
+        config, tokens = self.config, self.config.context
+        pairs = enumerate(zip(config.layers, self.mixers(), strict=True))
+        first = f"{self.parameter_count():,} parameters, d_model {config.d_model}, vocabulary {config.vocab_size:,}"
+        softmax = config.kv_cache_nbytes(tokens, dtype=self.embed.weight.dtype)
+        last = f"after {tokens:,} tokens: state {self.state_nbytes(tokens):,} bytes, softmax's {softmax:,}"
+        return (first, *(describe(i, layer, mixer, tokens) for i, (layer, mixer) in pairs), last)
+
+
+def describe(index: int, layer: LayerConfig, mixer: Mixer, tokens: int) -> str:
+    heads = f"{layer.heads} heads" if layer.heads == layer.key_heads else f"{layer.heads} heads on {layer.key_heads}"
+    return (
+        f"layer {index}: {layer.mixer}, {heads} of {layer.key_dim} x {layer.value_dim}, "
+        f"state {mixer.state_nbytes(tokens):,} bytes"
+    )
+
+
+def refuse_tokens(tokens: Tensor, axes: str) -> None:
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"tokens must be int64 or int32, got {tokens.dtype}")
+    if tokens.ndim != len(axes.split(",")):
+        raise ValueError(f"tokens must be [{axes}], got {list(tokens.shape)}")

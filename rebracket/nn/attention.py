@@ -1,0 +1,228 @@
+"""The linear-attention layer: projections, a recurrence put together from parts, and its cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rebracket.features.base import FeatureMap
+from rebracket.nn.cache import LayerCache
+from rebracket.nn.convolution import ShortConvolution
+from rebracket.nn.decays import Decay
+from rebracket.nn.initialization import residual_std
+from rebracket.nn.mixer import Mixer, MixerSize, rows_of
+from rebracket.nn.norms import HeadNorm
+from rebracket.nn.positions import advance, positions
+from rebracket.nn.projections import LowRankProjection, Projection
+from rebracket.nn.rotary import Rotary
+from rebracket.nn.writes import AdditiveWrite, Write
+from rebracket.ops.attention import linear_attention, step
+from rebracket.ops.state import State
+from rebracket.ops.validate import Mode
+
+
+@final
+class LinearAttention(Mixer):
+    """A layer around `linear_attention`; every part is an argument of its own.
+
+    q, k, v = split(conv(W x));   S_t = Diag(a_t) S_{t-1} + write(phi(k_t), v_t);   y = W_o norm(S_t^T phi(q_t), gate)
+
+    Args:
+        size: the sizes; the state of a head is feature.dim_out x value_dim numbers.
+        feature: phi, from key_dim.
+        decay: from x to log a, or None for none.
+        write: from x to the write rule; additive by default.
+        normalize: divide by the running sum of keys (additive writes, positive features).
+        convolution: width of a short causal convolution with SiLU over q, k and v, or None for none.
+        rotary: turns q and k by their position before phi, or None.
+        norm: norm of each head's output, which applies the gate, or None.
+        gate: from x to the gate [...,H V], or None; needs a norm that has an activation for it.
+
+    Raises:
+        ValueError: If parts do not fit one another.
+
+    Cost: that of the projections, d_model (2 Hq K + 2 H V) multiply-adds a token, and of the operator.
+
+    Source: the common form of Katharopoulos et al. 2020, RetNet, GLA, DeltaNet, Gated DeltaNet and KDA.
+
+    Example:
+        >>> from rebracket import features
+        >>> size = MixerSize(d_model=8, heads=2, key_heads=1, key_dim=3, value_dim=5)
+        >>> layer = LinearAttention(size, feature=features.make("identity", 3))
+        >>> y, cache = layer(torch.randn(2, 6, 8))
+        >>> y.shape, cache.state.memory.shape
+        (torch.Size([2, 6, 8]), torch.Size([2, 2, 3, 5]))
+    """
+
+    def __init__(
+        self,
+        size: MixerSize,
+        *,
+        feature: FeatureMap,
+        decay: Decay | None = None,
+        write: Write | None = None,
+        normalize: bool = False,
+        convolution: int | None = None,
+        rotary: Rotary | None = None,
+        norm: HeadNorm | None = None,
+        gate: Projection | LowRankProjection | None = None,
+    ) -> None:
+        super().__init__(size)
+        refuse_unfit(size, feature, normalize, norm, gate)
+        self.feature, self.decay, self.write = feature, decay, write or AdditiveWrite()
+        self.normalize, self.rotary, self.norm, self.gate = normalize, rotary, norm, gate
+        self.widths = (size.key_heads * size.key_dim, size.key_heads * size.key_dim, size.heads * size.value_dim)
+        self.project = Projection(size.d_model, sum(self.widths))
+        self.convolution = None if convolution is None else ShortConvolution(sum(self.widths), convolution)
+        self.out = Projection(size.heads * size.value_dim, size.d_model, residual_std(size.layers))
+
+    def forward(
+        self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
+    ) -> tuple[Tensor, LayerCache]:
+        self.refuse_misshapen(x, "B,T,d_model")
+        held = None if cache is None else self.own(cache, rows_of(x, cu_seqlens))
+        qkv, tail = self.convolve(self.project(x), cache, cu_seqlens)
+        q, k, v = self.split(qkv)
+        q, k, seen = self.turn(q, k, cache, cu_seqlens)
+        q, k = self.feature.queries(q), self.feature(k)
+        out, state = linear_attention(
+            q,
+            k,
+            v,
+            log_decay=None if self.decay is None else self.decay(x),
+            write=self.write(x, k),
+            normalize=self.normalize,
+            state=held,
+            cu_seqlens=cu_seqlens,
+            mode=mode,
+        )
+        return self.read(out, x), LayerCache(state, tail, seen)
+
+    def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
+        self.refuse_misshapen(x, "B,d_model")
+        held = self.own(cache, x.shape[0])
+        qkv, tail = self.convolve_one(self.project(x), cache)
+        q, k, v = self.split(qkv)
+        q, k, seen = self.turn_one(q, k, cache)
+        q, k = self.feature.queries(q), self.feature(k)
+        out, state = step(
+            q,
+            k,
+            v,
+            log_decay=None if self.decay is None else self.decay(x),
+            write=self.write(x, k),
+            normalize=self.normalize,
+            state=held,
+            inplace=inplace,
+        )
+        after = LayerCache(state, tail, seen)
+        return self.read(out, x), cache.overwrite(after) if inplace else after
+
+    def convolve(
+        self, qkv: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.convolution is None:
+            return qkv, None
+        tail = None if cache is None or cache.tail is None else cache.tail.to(qkv.dtype)
+        return self.convolution(qkv, tail, cu_seqlens)
+
+    def convolve_one(self, qkv: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor | None]:
+        if self.convolution is None or cache.tail is None:
+            return qkv, None
+        return self.convolution.step(qkv, cache.tail.to(qkv.dtype))
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k [...,Hq,K] and v [...,H,V]."""
+        q, k, v = qkv.split(self.widths, -1)
+        keys = (self.size.key_heads, self.size.key_dim)
+        return q.unflatten(-1, keys), k.unflatten(-1, keys), v.unflatten(-1, (self.size.heads, self.size.value_dim))
+
+    def turn(
+        self, q: Tensor, k: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q and k turned by their positions, and the tokens seen after them."""
+        if self.rotary is None:
+            return q, k, None
+        seen = None if cache is None else cache.seen
+        if seen is None:
+            seen = torch.zeros(rows_of(q, cu_seqlens), dtype=torch.int64, device=q.device)
+        where = positions(seen, q.shape[1], cu_seqlens)
+        q, k = self.rotary(torch.cat([q, k], 2), where).chunk(2, 2)
+        return q, k, advance(seen, q.shape[1], cu_seqlens)
+
+    def turn_one(self, q: Tensor, k: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor, Tensor | None]:
+        q, k, seen = self.turn(q.unsqueeze(1), k.unsqueeze(1), cache, None)
+        return q.squeeze(1), k.squeeze(1), seen
+
+    def read(self, out: Tensor, x: Tensor) -> Tensor:
+        """The heads' outputs [...,H,V], normed and gated, on their way to the residual stream."""
+        if self.norm is None:
+            return self.out(out.flatten(-2))
+        gate = None if self.gate is None else self.gate(x).unflatten(-1, out.shape[-2:]).to(out.dtype)
+        return self.out(self.norm(out, gate).flatten(-2))
+
+    def own(self, cache: LayerCache, rows: int) -> State:
+        """The state of a cache that came from a layer like this one and has as many rows as the call."""
+        parts = {"tail": self.convolution is not None, "seen": self.rotary is not None}
+        wrong = [name for name, needed in parts.items() if (getattr(cache, name) is not None) != needed]
+        if wrong or not isinstance(cache.state, State):
+            held = ", ".join(cache.to_tensors())
+            raise ValueError(f"cache must come from a layer like this one, it holds {held}: is it of another layer?")
+        cache.refuse_rows(rows)
+        return cache.state
+
+    def empty_cache(
+        self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> LayerCache:
+        weight = self.project.weight
+        dtype, device = dtype or weight.dtype, weight.device if device is None else device
+        state = State.zeros(
+            rows,
+            self.size.heads,
+            self.feature.dim_out,
+            self.size.value_dim,
+            key_sum=self.normalize,
+            dtype=torch.promote_types(dtype, torch.float32),
+            device=device,
+        )
+        seen = None if self.rotary is None else torch.zeros(rows, dtype=torch.int64, device=device)
+        return LayerCache(state, self.empty_tail(rows, dtype, device), seen)
+
+    def empty_tail(self, rows: int, dtype: torch.dtype, device: torch.device | str) -> Tensor | None:
+        if self.convolution is None:
+            return None
+        return torch.zeros(rows, self.convolution.width - 1, sum(self.widths), dtype=dtype, device=device)
+
+    def state_nbytes(self, tokens: int) -> int:
+        """Bytes of one sequence's cache, the same after any number of tokens."""
+        return self.empty_cache(1, device="meta").nbytes
+
+    def reset_parameters(self) -> None:
+        """Draws every weight of every part again, always in the same order."""
+        always = (self.project, self.out, self.feature, self.write)
+        for part in (*always, self.convolution, self.decay, self.norm, self.gate):
+            if part is not None:
+                part.reset_parameters()
+
+
+def refuse_unfit(
+    size: MixerSize,
+    feature: FeatureMap,
+    normalize: bool,
+    norm: HeadNorm | None,
+    gate: Projection | LowRankProjection | None,
+) -> None:
+    if feature.dim_in != size.key_dim:
+        raise ValueError(f"feature must take key_dim = {size.key_dim}, it takes {feature.dim_in}")
+    if normalize and not feature.positive:
+        raise ValueError(f"normalize needs a positive feature map, {type(feature).__name__} is not: the sum may be 0")
+    if gate is not None and norm is None:
+        raise ValueError("gate needs a norm with an activation to be applied by; give norm")
+
+
+def widened(size: MixerSize, feature: FeatureMap) -> MixerSize:
+    """The size as the recurrence sees it: keys as wide as their features."""
+    return replace(size, key_dim=feature.dim_out)

@@ -1,0 +1,56 @@
+"""Layers that produce log-decays from the tokens, one file each; the file name is the registration.
+
+A file holds one final subclass of `Decay` and `build(size)`, which makes it for the sizes of a layer.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from rebracket.nn import folders
+from rebracket.nn.mixer import MixerSize
+
+
+class Decay(nn.Module, ABC):
+    """A layer from tokens to log-decays, natural log, <= 0, at least float32, for a stretch of tokens or one alike.
+
+    Weights that no optimizer should shrink have one axis (see `weight_decay_groups`).
+    """
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """[H], [B,T,H] or [B,T,H,K] for x [B,T,d_model]; the same without T for x [B,d_model]."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draws every weight again."""
+
+
+def names() -> tuple[str, ...]:
+    """The decays there are.
+
+    Example:
+        >>> "retnet" in names()
+        True
+    """
+    return folders.names(sys.modules[__name__])
+
+
+def make(name: str, size: MixerSize) -> Decay:
+    """The decay of that name for a layer of that size.
+
+    Args:
+        name: one of `names()`.
+        size: the layer's sizes; key_dim is the width of the keys that are written, after any feature map.
+
+    Raises:
+        ValueError: If there is no such decay.
+
+    Example:
+        >>> import torch
+        >>> size = MixerSize(d_model=8, heads=2, key_heads=2, key_dim=3, value_dim=5)
+        >>> make("gla", size)(torch.ones(1, 6, 8)).shape
+        torch.Size([1, 6, 2, 3])
+    """
+    return folders.load(sys.modules[__name__], name, "decay").build(size)

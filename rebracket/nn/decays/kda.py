@@ -1,0 +1,62 @@
+"""The channel-wise gate of Kimi Delta Attention."""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rebracket.nn.decays import Decay
+from rebracket.nn.mixer import MixerSize
+from rebracket.nn.projections import LowRankProjection
+from rebracket.nn.rates import draw_steps
+
+
+@final
+class KDADecay(Decay):
+    """A decay per token, head and key channel: a rate for each head, times a step for each channel.
+
+    log_decay = -exp(A_log) softplus(W2 W1 x + dt_bias)
+
+    Args:
+        d_model: width of x.
+        heads: heads of v, H.
+        key_dim: key channels of a head, K, and the rank of W2 W1.
+
+    Returns:
+        log_decay [B,T,H,K].
+
+    At first exp(A_log) is log-uniform in [1, 16] and softplus(dt_bias) in [0.001, 0.1].
+
+    Cost: K (d_model + H K) multiply-adds a token. Source: Kimi Team 2025, "Kimi Linear".
+
+    Example:
+        >>> KDADecay(8, 2, 3)(torch.ones(1, 6, 8)).shape
+        torch.Size([1, 6, 2, 3])
+    """
+
+    def __init__(self, d_model: int, heads: int, key_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.step = LowRankProjection(d_model, key_dim, heads * key_dim)
+        self.A_log = nn.Parameter(torch.empty(heads))
+        # One axis, so that the optimizer does not shrink it.
+        self.dt_bias = nn.Parameter(torch.empty(heads * key_dim))
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = self.step(x)
+        step = F.softplus(step + self.dt_bias.to(step)).unflatten(-1, (self.heads, -1))
+        return -self.A_log.to(step).exp()[:, None] * step
+
+    def reset_parameters(self) -> None:
+        """Draws W1, W2, the rates and the steps again."""
+        self.step.reset_parameters()
+        nn.init.uniform_(self.A_log, 0.0, math.log(16.0))
+        draw_steps(self.dt_bias)
+
+
+def build(size: MixerSize) -> Decay:
+    """The gate for `size.heads` heads of `size.key_dim` channels."""
+    return KDADecay(size.d_model, size.heads, size.key_dim)

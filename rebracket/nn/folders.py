@@ -1,0 +1,35 @@
+"""Folders in which a file's name is its registration."""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from types import ModuleType
+
+
+def names(package: ModuleType) -> tuple[str, ...]:
+    """The files of a package, sorted, without their ending."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+
+
+def load(package: ModuleType, name: str, what: str) -> ModuleType:
+    """The file `name` of a package.
+
+    Args:
+        package: the folder.
+        name: the file's name without its ending.
+        what: what such a file is, for the message.
+
+    Raises:
+        ValueError: If there is no such file; the message names the nearest and lists them all.
+    """
+    known = names(package)
+    if name not in known:
+        raise ValueError(f"{what} {name!r} is unknown{nearest(name, known)}; the names are {', '.join(known)}")
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The words ", did you mean 'x'?" for the known name most like `name`, or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {found[0]!r}?" if found else ""

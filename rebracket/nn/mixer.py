@@ -1,0 +1,156 @@
+"""What every layer that mixes tokens is: a function of a sequence with a cache that continues it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from rebracket.nn.cache import LayerCache
+from rebracket.ops.validate import Mode
+
+CHOICES = ("window", "convolution", "feature", "beta_max", "rotary_base")
+
+
+@final
+@dataclass(frozen=True)
+class MixerSize:
+    """The sizes and choices from which a preset builds its layer; none of the sizes follows from another.
+
+    A choice left None is the preset's own; a preset refuses a choice that it does not know.
+
+    Args:
+        d_model: width of the residual stream.
+        heads: heads of v (of q for softmax attention), H.
+        key_heads: heads of q and k (of k and v for softmax attention), Hq; divides heads.
+        key_dim: width of one head of q and k, K.
+        value_dim: width of one head of v, V.
+        layer: which block of the model this is, from 0.
+        layers: blocks of the model; sets the first scale of the output projection.
+        norm_eps: added under the square root of the output norm, > 0.
+        window: tokens that softmax attention reads back, itself included, >= 1.
+        convolution: width of the short convolution in tokens, >= 1; 1 mixes no tokens.
+        feature: name of the feature map of q and k.
+        beta_max: largest strength of the delta rule's writes, in (0, 2]; above 1 the transition may have negative
+            eigenvalues.
+        rotary_base: wavelength base of the rotary positions, > 1.
+
+    Raises:
+        ValueError: If a size is below 1, key_heads does not divide heads, or a choice is out of its range.
+
+    Example:
+        >>> MixerSize(d_model=16, heads=4, key_heads=2, key_dim=3, value_dim=5).heads
+        4
+    """
+
+    d_model: int
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    layer: int = 0
+    layers: int = 1
+    norm_eps: float = 1e-5
+    window: int | None = None
+    convolution: int | None = None
+    feature: str | None = None
+    beta_max: float | None = None
+    rotary_base: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "heads", "key_heads", "key_dim", "value_dim", "layers", "window", "convolution"):
+            refuse_below_one(name, getattr(self, name))
+        if self.heads % self.key_heads:
+            raise ValueError(f"key_heads must divide heads, got {self.key_heads} for {self.heads} heads")
+        if not 0 <= self.layer < self.layers:
+            raise ValueError(f"layer must lie in [0, layers), got layer {self.layer} of {self.layers}")
+        refuse_outside("norm_eps", self.norm_eps, 0, 1)
+        refuse_outside("beta_max", self.beta_max, 0, 2)
+        refuse_outside("rotary_base", self.rotary_base, 1, float("inf"))
+
+    def choices(self) -> tuple[str, ...]:
+        """The names of the choices that were made."""
+        return tuple(name for name in CHOICES if getattr(self, name) is not None)
+
+
+def refuse_below_one(name: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def refuse_outside(name: str, value: float | None, low: float, high: float) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
+        raise ValueError(f"{name} must lie in ({low}, {high}], got {value!r}")
+
+
+def rows_of(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    """N, the sequences of a call: rows of x, or as many as are packed into one."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+class Mixer(nn.Module, ABC):
+    """A causal layer over time whose past is a `LayerCache`.
+
+    y_t = f(x_0, ..., x_t); the cache after t tokens is all that later tokens need of them.
+
+    Args:
+        size: the sizes it was built from.
+    """
+
+    def __init__(self, size: MixerSize) -> None:
+        super().__init__()
+        self.size = size
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
+    ) -> tuple[Tensor, LayerCache]:
+        """Reads a stretch of tokens.
+
+        Args:
+            x: [B,T,d_model], B = 1 when packed.
+            cache: what the earlier tokens left, or None at the start.
+            cu_seqlens: [N+1] bounds of sequences packed into one row; the cache then has N rows.
+            mode: how the operator computes: "parallel", "chunk", "recurrent" or "auto".
+
+        Returns:
+            y [B,T,d_model] and the cache from which to continue.
+        """
+
+    @abstractmethod
+    def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
+        """Reads one token a row.
+
+        Args:
+            x: [B,d_model].
+            cache: what the earlier tokens left; `empty_cache` at the start.
+            inplace: write the new state over the old one; without gradients only.
+
+        Returns:
+            y [B,d_model] and the cache from which to continue.
+        """
+
+    @abstractmethod
+    def empty_cache(
+        self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> LayerCache:
+        """The cache of `rows` sequences that have not begun; dtype and device default to those of the weights."""
+
+    @abstractmethod
+    def state_nbytes(self, tokens: int) -> int:
+        """Bytes of one sequence's cache after `tokens` tokens, when activations have the weights' dtype."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draws every weight again and recomputes every buffer, in place."""
+
+    def refuse_misshapen(self, x: Tensor, axes: str) -> None:
+        """Raises unless x has the axes that the letters name, the last of width d_model."""
+        wanted = axes.split(",")
+        if x.ndim != len(wanted) or x.shape[-1] != self.size.d_model:
+            raise ValueError(f"x must be [{axes}] with d_model {self.size.d_model}, got {list(x.shape)}")

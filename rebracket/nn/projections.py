@@ -1,0 +1,96 @@
+"""Linear projections: plain ones, and those of gates and decays, whose numbers must not be rounded."""
+
+from typing import final
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rebracket.nn.initialization import STD, draw
+from rebracket.ops.precision import at_least_float32, without_autocast
+
+
+@final
+class Projection(nn.Linear):
+    """x W^T, whose first weights have a standard deviation of their own.
+
+    Args:
+        dim_in, dim_out: sizes of the last axis, >= 1.
+        std: standard deviation of the first weights.
+
+    Example:
+        >>> import torch
+        >>> Projection(4, 2)(torch.ones(1, 3, 4)).shape
+        torch.Size([1, 3, 2])
+    """
+
+    std = STD
+
+    def __init__(self, dim_in: int, dim_out: int, std: float = STD) -> None:
+        super().__init__(dim_in, dim_out, bias=False)
+        self.std = std
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws W from N(0, std^2)."""
+        draw(self.weight, self.std)
+
+
+@final
+class GateProjection(nn.Linear):
+    """x W^T + b in float32 (float64 for float64), whatever autocast asks for.
+
+    A decay is raised to the power of the sequence's length, so a rounded one is another memory span.
+
+    Args:
+        dim_in, dim_out: sizes of the last axis, >= 1.
+        bias: whether b is there; it starts at 0.
+
+    Example:
+        >>> import torch
+        >>> GateProjection(4, 2)(torch.ones(1, 3, 4, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+
+    def __init__(self, dim_in: int, dim_out: int, *, bias: bool = False) -> None:
+        super().__init__(dim_in, dim_out, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = at_least_float32(x)
+        with without_autocast(x):
+            return F.linear(wide, self.weight.to(wide.dtype), None if self.bias is None else self.bias.to(wide.dtype))
+
+    def reset_parameters(self) -> None:
+        """Draws W from N(0, 0.02^2), b = 0."""
+        draw(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+@final
+class LowRankProjection(nn.Module):
+    """x W1^T W2^T + b through a narrow middle, in float32 as `GateProjection`.
+
+    Args:
+        dim_in, rank, dim_out: sizes, >= 1.
+        bias: whether b is there.
+
+    Cost: rank (dim_in + dim_out) multiply-adds a token.
+
+    Example:
+        >>> import torch
+        >>> LowRankProjection(8, 2, 6)(torch.ones(1, 3, 8)).shape
+        torch.Size([1, 3, 6])
+    """
+
+    def __init__(self, dim_in: int, rank: int, dim_out: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.down = GateProjection(dim_in, rank)
+        self.up = GateProjection(rank, dim_out, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x))
+
+    def reset_parameters(self) -> None:
+        """Draws both factors again."""
+        self.down.reset_parameters()
+        self.up.reset_parameters()

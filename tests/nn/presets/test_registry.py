@@ -1,0 +1,16 @@
+"""A preset is a file; its name is the file's."""
+
+import pytest
+
+from rebracket.nn import presets
+from tests.nn.tiny import SIZE
+
+
+def test_the_named_architectures_are_there():
+    known = {"linear_transformer", "retnet", "gla", "deltanet", "gated_deltanet", "kda", "softmax"}
+    assert known <= set(presets.names())
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="preset 'gated_delta_net' is unknown, did you mean 'gated_deltanet'"):
+        presets.make("gated_delta_net", SIZE)
