@@ -36,7 +36,8 @@ def run(backend: Backend, call: Recurrence, mode: str, chunk: int) -> Output:
     exact = in_full_precision(call)
     counted = normalizer.counted(exact) if call.normalize else exact
     one_pass = call.log_decay is None and mode == "parallel"
-    out, state = read_finished(counted) if one_pass else read_both_ways(backend, counted, chunk)
+    with torch.autocast(call.q.device.type, enabled=False):
+        out, state = read_finished(counted) if one_pass else read_both_ways(backend, counted, chunk)
     out, state = normalizer.divided(out, state) if call.normalize else (out, state)
     return Output(out.to(call.q.dtype), state)
 

@@ -1,0 +1,66 @@
+# The commands of the README. The environment is made once in .venv and again when its lists change.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+RUN := runs/demo
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+# torch's own threads would fight with the test workers for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
+
+.PHONY: help demo test lint docs constraints clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo         train a small language model, check its modes, generate text; all in $(RUN)"
+	@echo "make test         run every test and every docstring example"
+	@echo "make lint         ruff and pyright"
+	@echo "make docs         build the documentation into docs/_build/html"
+	@echo "make constraints  resolve every dependency anew and pin it"
+	@echo "make clean        remove .venv and what was built; runs/ stays"
+
+# A run that is finished stays as it is, one that was stopped goes on.
+demo: .venv/installed
+	$(BIN)/rebracket train configs/demo.toml --out $(RUN)
+	$(BIN)/rebracket modes $(RUN)
+	$(BIN)/rebracket generate $(RUN) --prompt "def " --echo --tokens 300 | tee $(RUN)/sample.txt
+	@echo
+	@echo "loss curve: $(RUN)/curve.png"
+	@echo "sample:     $(RUN)/sample.txt"
+
+test: .venv/installed
+	$(PYTEST)
+
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+docs: .venv/installed-docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+# The build tools are pinned like everything else, so pip must not fetch others for the build.
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "installing into .venv: a minute, and longer when torch has to be fetched"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+constraints:
+	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet --upgrade setuptools
+	build/constraints/bin/python -m pip install --quiet --no-build-isolation torch==2.13.0 '.[hf,tensorboard,dev,docs]'
+	sed '/^[^#]/d' constraints.txt > build/constraints.txt
+	build/constraints/bin/python -m pip freeze --all --exclude pip --exclude wheel --exclude rebracket \
+	  | sed 's/+.*//' >> build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+clean:
+	rm -rf .venv build docs/_build .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,198 @@
+"""The public names are frozen and each shows itself at work; the code keeps to its style."""
+
+import ast
+import importlib
+import inspect
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "rebracket"
+KERNELS = ("backends/cpu", "backends/triton")
+
+PUBLIC = {
+    "Additive",
+    "AssociativeMemory",
+    "Delta",
+    "DeltaProduct",
+    "GatedErase",
+    "KeyValues",
+    "LowRank",
+    "Output",
+    "Plan",
+    "ReadKey",
+    "Segment",
+    "State",
+    "compose",
+    "explain",
+    "linear_attention",
+    "scan",
+    "softmax_attention",
+    "step",
+}
+
+
+def public(module: ModuleType | SimpleNamespace) -> dict[str, object]:
+    """What a module offers: names without a leading underscore that are not modules."""
+    return {k: x for k, x in vars(module).items() if not k.startswith("_") and not inspect.ismodule(x)}
+
+
+def undocumented(names: Mapping[str, object]) -> Iterator[str]:
+    """Public names whose docstring has no example, and their public methods that have no docstring."""
+    for name, value in names.items():
+        if ">>>" not in (value.__doc__ or ""):
+            yield f"{name}: no docstring with an example"
+        if isinstance(value, type):
+            yield from (f"{name}.{method}: no docstring" for method in bare_methods(value))
+
+
+def bare_methods(kind: type) -> Iterator[str]:
+    for name in vars(kind):
+        inherited = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
+        described = [x for x in inherited if not callable(x) or inspect.getdoc(x)]
+        if not name.startswith("_") and not described:
+            yield name
+
+
+def functions(text: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield from (x for x in ast.walk(ast.parse(text)) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def swallowing(text: str) -> list[int]:
+    """Lines of the functions and lambdas that take **kwargs."""
+    takers = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    return [x.lineno for x in ast.walk(ast.parse(text)) if isinstance(x, takers) and x.args.kwarg]
+
+
+def probing(text: str) -> list[int]:
+    """Lines that ask an object what it has instead of knowing what it is."""
+    calls = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name)]
+    return [x.lineno for x in calls if isinstance(x.func, ast.Name) and x.func.id == "hasattr"]
+
+
+def open_classes(text: str) -> list[str]:
+    """Classes that are neither final nor abstract, so that a reader cannot know what an instance is."""
+    classes = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.ClassDef)]
+    return [x.name for x in classes if not {"final", "ABC", "Protocol", "NamedTuple", "abstractmethod"} & marks(x)]
+
+
+def marks(kind: ast.ClassDef) -> set[str]:
+    """The names of a class's decorators and bases, and of its methods' decorators."""
+    marked = [*kind.decorator_list, *kind.bases, *(x for f in functions(ast.unparse(kind)) for x in f.decorator_list)]
+    return {ast.unparse(x).rpartition(".")[2] for x in marked}
+
+
+def lengths(text: str) -> list[int]:
+    """Lines of each function's body, its docstring aside."""
+    return [length(function) for function in functions(text)]
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def sources(package: Path) -> dict[str, str]:
+    return {str(f.relative_to(package)): f.read_text("utf-8") for f in sorted(package.rglob("*.py"))}
+
+
+def test_the_public_names_are_these():
+    rebracket = importlib.import_module("rebracket")
+    assert set(public(rebracket)) == PUBLIC
+    assert set(rebracket.__all__) == PUBLIC
+
+
+def test_every_public_name_shows_itself_at_work():
+    assert list(undocumented(public(importlib.import_module("rebracket")))) == []
+
+
+def test_no_function_swallows_arguments():
+    assert {file: lines for file, text in sources(PACKAGE).items() if (lines := swallowing(text))} == {}
+
+
+def test_nothing_probes_for_attributes():
+    assert {file: lines for file, text in sources(PACKAGE).items() if (lines := probing(text))} == {}
+
+
+def test_every_class_is_final_or_abstract():
+    assert {file: names for file, text in sources(PACKAGE).items() if (names := open_classes(text))} == {}
+
+
+def test_functions_are_short():
+    plain = [text for file, text in sources(PACKAGE).items() if not file.startswith(KERNELS)]
+    found = [n for text in plain for n in lengths(text)]
+    assert len(found) > 100
+    assert statistics.median(found) < 10
+
+
+class Planted:
+    """A class with an example.
+
+    >>> Planted.__name__
+    'Planted'
+    """
+
+    size = 3
+
+    def described(self):
+        """Says what it does."""
+
+    def bare(self): ...
+
+
+class Heir(Planted):
+    def described(self): ...
+
+
+def test_a_planted_public_name_is_found():
+    module = SimpleNamespace(_private=1, ast=ast, step=len, extra=Planted)
+    assert set(public(module)) == {"step", "extra"}
+
+
+def test_planted_docstrings_are_found():
+    def silent(): ...
+
+    names = {"silent": silent, "Planted": Planted, "Heir": Heir}
+    assert list(undocumented(names)) == [
+        "silent: no docstring with an example",
+        "Planted.bare: no docstring",
+        "Heir: no docstring with an example",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def f(x, **kwargs): ...", "class A:\n async def f(self, **options): ...", "g = lambda **k: k"],
+)
+def test_planted_kwargs_are_found(text: str):
+    assert len(swallowing(text)) == 1
+
+
+def test_what_is_no_kwargs_passes():
+    assert swallowing("def f(*args, a=1, b=2): return g(**{'a': a})") == []
+
+
+def test_planted_probing_is_found():
+    assert probing("x = 1\nif hasattr(x, 'y'):\n    x.hasattr()") == [2]
+
+
+@pytest.mark.parametrize("text", ["class A: ...", "class A(Module):\n def f(self): ...", "@dataclass\nclass A: ..."])
+def test_a_planted_open_class_is_found(text: str):
+    assert open_classes(text) == ["A"]
+    assert open_classes(f"@final\n{text}") == []
+    assert open_classes(f"@typing.final\n{text}") == []
+
+
+@pytest.mark.parametrize("text", ["class A(ABC): ...", "class A:\n @abstractmethod\n def f(self): ..."])
+def test_abstract_classes_pass(text: str):
+    assert open_classes(text) == []
+
+
+def test_lengths_are_of_bodies():
+    text = 'def f():\n  """Doc.\n\n  More."""\n  a = 1\n\n  return a\n'
+    text += 'class A:\n  def g(self): return 2\n  def h(self): "Doc."\n'
+    assert lengths(text) == [3, 1, 0]
+    assert statistics.median(lengths("def f():\n" + "  x = 1\n" * 12)) == 12
