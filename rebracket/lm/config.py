@@ -201,7 +201,6 @@ def patterned_layers(values: Mapping[str, Any], d_model: int) -> tuple[LayerConf
     if isinstance(pattern, str) or not isinstance(pattern, Sequence) or not pattern:
         raise ValueError(f"pattern must be a list of at least one name, got {pattern!r}")
     refuse_unknown(dict.fromkeys(pattern), tables.keys(), "pattern")
-    refuse_unknown(tables, pattern, "mixers")
     named = {name: named_layer(name, sizes, d_model) for name, sizes in tables.items()}
     return tuple(named[name] for name in itertools.islice(itertools.cycle(pattern), whole(values, "depth", "config")))
 

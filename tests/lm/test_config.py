@@ -100,7 +100,6 @@ def test_unknown_keys_are_refused_with_the_nearest(change: dict[str, Any], messa
 
 PATTERNS = [
     ({"pattern": ["gated_deltanet", "wode"]}, "pattern: 'wode' is unknown, did you mean 'wide'"),
-    ({"pattern": ["wide"]}, "mixers: 'gated_deltanet' is unknown; known are wide"),
     ({"pattern": []}, "pattern must be a list of at least one name"),
     ({"pattern": "wide"}, "pattern must be a list"),
     ({"depth": 0}, "depth must be a whole number of at least 1"),
@@ -113,6 +112,14 @@ PATTERNS = [
 def test_wrong_patterns_are_refused(change: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Config.from_dict(pattern() | change)
+
+
+def test_sizes_that_a_pattern_leaves_unused_are_kept_for_another_pattern():
+    values = pattern() | {"pattern": ["wide"]}
+    assert {layer.mixer for layer in Config.from_dict(values).layers} == {values["mixers"]["wide"]["mixer"]}
+    values["mixers"]["gated_deltanett"] = {"heads": 2}
+    with pytest.raises(ValueError, match="gated_deltanett"):
+        Config.from_dict(values)
 
 
 def test_an_unknown_key_of_a_pattern_is_refused_where_it_stands():
