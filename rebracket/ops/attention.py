@@ -131,6 +131,7 @@ def step(
         torch.Size([1, 2, 5])
     """
     validate.check_write(write)
+    validate.check_token(q, k, v, log_decay, state, write.entries)
     if log_decay is not None and log_decay.ndim > 1:
         log_decay = log_decay.unsqueeze(1)
     if write.entries == 1:
@@ -138,10 +139,8 @@ def step(
     call = validate.recurrence(
         q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None
     )
-    if inplace and state.memory.dtype != call.dtype:
-        raise ValueError(
-            f"state must be {call.dtype} to be updated in place, got {state.memory.dtype}; use state.to(dtype)"
-        )
+    if inplace:
+        validate.check_inplace(state, call)
     out, state = choose(call, backend).step(call, inplace)
     return Output(out.squeeze(1), state)
 

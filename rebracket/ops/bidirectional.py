@@ -15,6 +15,7 @@ from torch import Tensor
 from rebracket.ops import normalizer
 from rebracket.ops.backend import Backend
 from rebracket.ops.heads import repeat_heads
+from rebracket.ops.precision import without_autocast
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
 from rebracket.ops.write import Writes
@@ -33,19 +34,13 @@ def check(call: Recurrence) -> None:
 def run(backend: Backend, call: Recurrence, mode: str, chunk: int) -> Output:
     """The whole call; the state returned is that of the forward direction."""
     check(call)
-    exact = in_full_precision(call)
+    exact = call.in_full_precision()
     counted = normalizer.counted(exact) if call.normalize else exact
     one_pass = call.log_decay is None and mode == "parallel"
-    with torch.autocast(call.q.device.type, enabled=False):
+    with without_autocast(call.q):
         out, state = read_finished(counted) if one_pass else read_both_ways(backend, counted, chunk)
     out, state = normalizer.divided(out, state) if call.normalize else (out, state)
     return Output(out.to(call.q.dtype), state)
-
-
-def in_full_precision(call: Recurrence) -> Recurrence:
-    """The call in the dtype of the arithmetic, so that its parts are not rounded before they are added."""
-    k, v = call.writes.k.to(call.dtype), call.writes.v.to(call.dtype)
-    return replace(call, q=call.q.to(call.dtype), writes=Writes(k, v))
 
 
 def read_finished(call: Recurrence) -> Output:

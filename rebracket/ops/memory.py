@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.attention import linear_attention
+from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
+from rebracket.ops.validate import check_tensor
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -56,26 +58,31 @@ class AssociativeMemory:
 
     def erase(self, k: Tensor) -> None:
         """Removes what the key [K], or each of n keys [n,K] in turn, recalls."""
+        check_tensor("k", k)
         length = torch.linalg.vector_norm(k, dim=-1, keepdim=True)
         unit = k / length.masked_fill(length == 0, 1)
         self.store(unit, k.new_zeros(*k.shape[:-1], self.state.memory.shape[-1]), Delta(1.0))
 
     def read(self, q: Tensor) -> Tensor:
         """The values [..., V] that queries [..., K] recall."""
-        if q.shape[-1] != self.state.memory.shape[-2]:
-            raise ValueError(f"q must be [..., K = {self.state.memory.shape[-2]}], got {list(q.shape)}")
-        return q.to(self.state.memory.dtype) @ self.state.memory[0, 0]
+        check_tensor("q", q)
+        memory = self.state.memory[0, 0]
+        if q.ndim == 0 or q.shape[-1] != memory.shape[0]:
+            raise ValueError(f"q must be [..., K = {memory.shape[0]}], got {list(q.shape)}")
+        with without_autocast(q):
+            return q.to(memory.dtype) @ memory
 
     def store(self, k: Tensor, v: Tensor, rule: WriteRule) -> None:
         """Writes pairs by a rule."""
         k, v = (self.as_rows(name, x, dim) for name, x, dim in (("k", k, -2), ("v", v, -1)))
-        if k.shape != v.shape[:3] + k.shape[3:]:
+        if k.shape[1] != v.shape[1]:
             raise ValueError(f"k and v must hold as many pairs, got {k.shape[1]} and {v.shape[1]}")
-        self.state = linear_attention(k, k, v, write=rule, state=self.state).state
+        self.state = linear_attention(k[:, :: rule.entries], k, v, write=rule, state=self.state).state
 
     def as_rows(self, name: str, x: Tensor, dim: int) -> Tensor:
         """One row or n rows as [1,n,1,D]."""
         D = self.state.memory.shape[dim]
+        check_tensor(name, x)
         if x.ndim not in (1, 2) or x.shape[-1] != D:
             raise ValueError(f"{name} must be [{D}] or [n,{D}], got {list(x.shape)}")
         return x.to(self.state.memory.dtype).reshape(1, -1, 1, D)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -46,6 +46,11 @@ class Recurrence:
     def dtype(self) -> torch.dtype:
         """The dtype of the arithmetic and of the state."""
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    def in_full_precision(self) -> Recurrence:
+        """The call in the dtype of its arithmetic, for a result that is put together from rounded parts otherwise."""
+        k, v = self.writes.k.to(self.dtype), self.writes.v.to(self.dtype)
+        return replace(self, q=self.q.to(self.dtype), writes=replace(self.writes, k=k, v=v))
 
     def initial(self) -> State:
         """The state on entry in the dtype of the arithmetic; zeros when none was given."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.attention import linear_attention
+from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
@@ -116,8 +117,11 @@ def over_time(log_decay: Tensor, N: int, T: int, cu_seqlens: Tensor | None) -> T
 
 
 def move(transition: Tensor, memory: Tensor) -> Tensor:
-    """M S for a diagonal or a full M."""
-    return transition[..., None] * memory if transition.ndim == 3 else transition @ memory
+    """M S for a diagonal or a full M; S may be an M as well."""
+    if transition.ndim == 3:
+        return transition[..., None] * memory
+    with without_autocast(memory):
+        return transition @ memory
 
 
 def compose(first: Segment, second: Segment) -> Segment:
@@ -136,7 +140,8 @@ def compose(first: Segment, second: Segment) -> Segment:
             f"segments must have transitions of one shape, got {list(first.transition.shape)} and "
             f"{list(second.transition.shape)}; make both with the same write rule"
         )
-    both = first.transition * second.transition if first.transition.ndim == 3 else second.transition @ first.transition
+    diagonal = first.transition.ndim == 3
+    both = first.transition * second.transition if diagonal else move(second.transition, first.transition)
     return Segment(both, second.apply(first.written))
 
 

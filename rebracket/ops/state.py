@@ -67,7 +67,11 @@ class State:
 
     def select(self, rows: Rows) -> Self:
         """The states of some sequences, in the given order; rows may repeat. A slice shares memory, other rows copy."""
-        index = rows if isinstance(rows, (slice, Tensor)) else torch.as_tensor(rows, device=self.memory.device)
+        index = (
+            rows
+            if isinstance(rows, (slice, Tensor))
+            else torch.tensor(rows, dtype=torch.int64, device=self.memory.device)
+        )
         return type(self)(self.memory[index], None if self.key_sum is None else self.key_sum[index])
 
     def fork(self) -> Self:
@@ -92,6 +96,8 @@ class State:
     def load(cls, path: str | PathLike[str]) -> Self:
         """Reads a state that `save` wrote; a damaged or foreign file is a ValueError."""
         tensors, _ = read_tensors(path, KIND, VERSION)
+        if "memory" not in tensors:
+            raise ValueError(f"{path}: expected a state with its memory, found {sorted(tensors)}")
         return cls(tensors["memory"], tensors.get("key_sum"))
 
 

@@ -51,7 +51,7 @@ def recurrence(
 
 
 def lowered(k: Tensor, v: Tensor, write: WriteRule, cu_seqlens: Tensor | None, sizes: Sizes) -> Writes:
-    """The canonical writes. A tail may hold anything, so what a rule computes with is zero there, gradients included."""
+    """The canonical writes. A tail may hold anything: what a rule computes with is zero there, gradients included."""
     if cu_seqlens is None or not has_tail(cu_seqlens, sizes.T):
         return write.lower(k, v)
     tail = torch.arange(sizes.T * write.entries, device=k.device) >= cu_seqlens[-1] * write.entries
@@ -87,7 +87,7 @@ def measure(q: Tensor, k: Tensor, v: Tensor, entries: int) -> Sizes:
     if H % Hq:
         raise ValueError(f"heads of q must divide heads of v, got Hq = {Hq} and H = {H}; shapes are [B,T,H,D]")
     sizes = Sizes(B, T, Hq, H, K, V)
-    times = f"T*{entries}"
+    times = "T" if entries == 1 else f"T*{entries}"
     check_shape("k", k, sizes, f"B,{times},Hq,K")
     check_shape("v", v, sizes, f"B,{times},H,V")
     if not q.dtype == k.dtype == v.dtype:
@@ -95,9 +95,35 @@ def measure(q: Tensor, k: Tensor, v: Tensor, entries: int) -> Sizes:
     return sizes
 
 
-def check_rank(name: str, x: Tensor) -> None:
+def check_tensor(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+
+
+def check_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: State, entries: int) -> None:
+    """What `step` must know before it can give its arguments a time axis."""
+    for name, x, letters in (("q", q, "B,Hq,K"), ("k", k, "B,Hq,K"), ("v", v, "B,H,V")):
+        check_tensor(name, x)
+        letters = letters if name == "q" or entries == 1 else letters.replace("B", f"B,{entries}")
+        if x.ndim != letters.count(",") + 1:
+            raise ValueError(f"{name} must be [{letters}], one token, got {list(x.shape)}")
+    if log_decay is not None:
+        check_tensor("log_decay", log_decay)
+    if not isinstance(state, State):
+        raise TypeError(f"state must be a State, got {type(state).__name__}; State.zeros(B, H, K, V) begins one")
+
+
+def check_inplace(state: State, call: Recurrence) -> None:
+    if state.memory.dtype != call.dtype:
+        raise ValueError(
+            f"state must be {call.dtype} to be updated in place, got {state.memory.dtype}; use state.to(dtype)"
+        )
+    if state.key_sum is not None and not call.normalize:
+        raise ValueError("state holds a key_sum that a step without normalize cannot update; pass State(state.memory)")
+
+
+def check_rank(name: str, x: Tensor) -> None:
+    check_tensor(name, x)
     if x.ndim != 4:
         raise ValueError(f"{name} must be [B,T,heads,dim], got {x.ndim} dimensions {list(x.shape)}")
     if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -125,6 +151,8 @@ def default_scale(scale: float | None, normalize: bool, sizes: Sizes) -> float:
         return 1.0 if normalize else sizes.K**-0.5
     if isinstance(scale, Tensor):
         raise TypeError("scale must be a number, got a tensor; multiply q by it instead")
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
     return float(scale)
 
 

@@ -104,9 +104,9 @@ def hint(name: str, seen: tuple[int, ...], sizes: Sizes, allowed: tuple[str, ...
             return f"; this looks head-first: pass {name}.transpose(1, 2)"
         if seen == (*wanted, 1):
             return f"; pass {name}.squeeze(-1)"
-    if sizes.Hq != sizes.H and len(seen) >= 3 and seen[2] == sizes.Hq:
-        return f"; it is given per head of v: pass {name}.repeat_interleave({sizes.H // sizes.Hq}, 2)"
-    return ""
+        if len(wanted) >= 3 and seen == (*wanted[:2], sizes.Hq, *wanted[3:]):
+            return f"; it is given per head of v: pass {name}.repeat_interleave({sizes.H // sizes.Hq}, 2)"
+    return "; time stands before the heads, [B,T,heads,dim]" if name in ("k", "v") else ""
 
 
 def check_beta(beta: float | Tensor, sizes: Sizes, steps: str = "T") -> None:
@@ -120,12 +120,7 @@ def check_beta(beta: float | Tensor, sizes: Sizes, steps: str = "T") -> None:
 
 
 def as_beta(beta: float | Tensor, v: Tensor) -> Tensor:
-    """beta as a tensor: a number becomes one entry per head, in the precision of the arithmetic."""
+    """beta as a tensor: a number becomes one entry per head, which a short dtype of v does not round."""
     if isinstance(beta, Tensor):
         return beta
-    return torch.full((v.shape[2],), float(beta), dtype=inside(v.dtype), device=v.device)
-
-
-def inside(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the arithmetic: float64 for float64, float32 for all others."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.full((v.shape[2],), float(beta), dtype=torch.promote_types(v.dtype, torch.float32), device=v.device)

@@ -29,6 +29,7 @@ class Reference(Backend):
             return routine.run(call, chunk)
 
     def step(self, call: Recurrence, inplace: bool) -> Output:
+        check_values(call)
         with torch.autocast(call.q.device.type, enabled=False):
             out, state = definition.run(call)
         return Output(out, call.state.overwrite(state) if inplace and call.state is not None else state)

@@ -40,7 +40,7 @@ class Layout:
         """Chunks [M,H,C,D] as x [B,T,H,D], zeros for tokens of no sequence."""
         H, C, D = x.shape[1:]
         rows = Gather.apply(x.reshape(-1, D), by_head_flat(self.places, C, H), by_head(self.tokens, H))
-        return rows.view(B, -1, H, D)
+        return rows.view(B, self.places.shape[0] // max(B, 1), H, D)
 
 
 def by_head(tokens: Tensor, H: int) -> Tensor:

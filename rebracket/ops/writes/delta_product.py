@@ -39,9 +39,11 @@ class DeltaProduct(WriteRule):
     def entries(self) -> int:
         return self.writes
 
-    def check(self, sizes: Sizes) -> None:
-        if not isinstance(self.writes, int) or self.writes < 1:
+    def __post_init__(self) -> None:
+        if not isinstance(self.writes, int) or isinstance(self.writes, bool) or self.writes < 1:
             raise ValueError(f"writes must be an integer >= 1, got {self.writes!r}")
+
+    def check(self, sizes: Sizes) -> None:
         check_beta(self.beta, sizes, f"T*{self.writes}")
 
     def lower(self, k: Tensor, v: Tensor) -> Writes:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.heads import repeat_heads
-from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape, inside
+from rebracket.ops.precision import at_least_float32
+from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
 
 
 @final
@@ -42,7 +43,7 @@ class GatedErase(WriteRule):
         return type(self)(self.erase, self.write.new_zeros(*self.write.shape[:-1], V))
 
     def lower(self, k: Tensor, v: Tensor) -> Writes:
-        k, v, erase, write = (x.to(inside(v.dtype)) for x in (k, v, self.erase, self.write))
+        k, v, erase, write = (at_least_float32(x) for x in (k, v, self.erase, self.write))
         return Writes(k, write * v, r=erase * repeat_heads(k, erase.shape[2]))
 
 

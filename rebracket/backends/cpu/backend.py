@@ -1,0 +1,72 @@
+"""The native kernels as a backend."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+
+from rebracket.backends.cpu import calls, operators
+from rebracket.backends.cpu.calls import Terms
+from rebracket.backends.cpu.library import DTYPES, load
+from rebracket.ops import normalizer
+from rebracket.ops.backend import Backend
+from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.state import Output, State
+
+
+@final
+class Cpu(Backend):
+    """Chunks of 16 writes, float32 arithmetic, the state in cache, torch's threads."""
+
+    name: ClassVar[str] = "cpu"
+    rank: ClassVar[int] = 10
+    chunk: ClassVar[int] = 16
+
+    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
+        if call.q.device.type not in ("cpu", "meta"):
+            return f"it runs on the CPU, and q is on {call.q.device}"
+        if call.q.dtype not in DTYPES:
+            return f"it computes in float32, and q is {call.q.dtype}"
+        if chunk not in (None, self.chunk):
+            return f"its chunks are {self.chunk} writes, and {chunk} tokens were asked for"
+        if load() is None:
+            return "its kernels were not built, because no C++ compiler was there at installation"
+        return None
+
+    def run(self, call: Recurrence, chunk: int) -> Output:
+        if call.normalize and needs_gradient(call):  # the kernel that divides has no backward pass
+            out, state = normalizer.divided(*self.run(normalizer.counted(call.in_full_precision()), chunk))
+            return Output(out.to(call.q.dtype), state)
+        terms = described(call)
+        keep = needs_gradient(call)
+        out, memory, key_sum, _ = operators.forward(*vars(terms).values(), keep)
+        return Output(out, State(memory, key_sum if call.normalize else None))
+
+    def step(self, call: Recurrence, inplace: bool) -> Output:
+        if needs_gradient(call) or call.writes.per_token > 1 or torch.compiler.is_compiling():
+            out, state = self.run(call, self.chunk)
+            return Output(out, call.state.overwrite(state) if inplace and call.state is not None else state)
+        assert call.state is not None
+        target = call.state if inplace else call.state.fork()
+        return Output(calls.step(described(call), operators.library(), target.memory, target.key_sum), target)
+
+
+def described(call: Recurrence) -> Terms:
+    writes, state = call.writes, call.state
+    memory, key_sum = (None, None) if state is None else (state.memory, state.key_sum)
+    return Terms(
+        call.q, writes.k, writes.v, writes.r, writes.beta, call.log_decay, call.bonus, memory,
+        key_sum if call.normalize else None, call.cu_seqlens, writes.per_token, call.normalize, call.scale,
+    )  # fmt: skip
+
+
+def needs_gradient(call: Recurrence) -> bool:
+    """Whether any tensor of the call takes part in autograd."""
+    writes, state = call.writes, call.state
+    tensors = (call.q, writes.k, writes.v, writes.r, writes.beta, call.log_decay, call.bonus)
+    held = () if state is None else state.tensors().values()
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *held))
+
+
+BACKEND = Cpu()

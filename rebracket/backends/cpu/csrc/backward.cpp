@@ -1,0 +1,345 @@
+// The recurrence backward, one segment of chunks after the other from the end: the states inside a segment are computed again
+// from the one kept at its beginning, then the gradients flow back through its chunks.
+//
+//     dU = A^T dO + (D[C,.] * K) dS',  W = (I + beta L)^-T dU,  dV = beta W
+//     dA = tril(dO U^T),  dL = -stril(beta W U^T)
+//     dQ = (dA D) K + G * (dO S^T),  dR = (dL D) K - G * (beta W S^T),  dK = (dA D)^T Q + (dL D)^T R + D[C,.] * (U dS'^T)
+//     dS = Diag(G[C]) dS' + (G * Q)^T dO - (G * R)^T beta W
+#include "chunk.h"
+
+namespace {
+
+// What flows back through a unit, and the buffers of one chunk of it. R and Q, and beta W and dO, stand above each other.
+struct Flow {
+    float *dS;                       // gradient of the state after the chunk, then before it
+    float *ends, *dU;                // [beta W; dO] [2C,Vp]; dU, then W [C,Vp]
+    float *ends_turned, *u_turned;   // the same transposed, [Vp,2C] and [Vp,C]
+    float *dscores, *passed;         // [dL; dA] weighted by D, [2C,C]; dA A + dL L, [C,C]
+    float *turned, *drows, *dk;      // gradients of [R; Q] and K, transposed [Kp,2C], [2C,Kp], [C,Kp]
+    float *scaled;                   // [-G R; G Q]
+    float *dlog, *dbeta, *dbonus;     // [C,1 or Kp], [C], [Kp]
+    Stream out, q, k, v, r, beta, log_decay;
+};
+
+int64_t scratch(const Call& a, const Flow*) {
+    int64_t Kp = padded(a.K), Vp = padded(a.V);
+    return Kp * Vp + C * Vp * 6 + 3 * C * C + C * Kp * 8 + 4 * C + Kp;
+}
+
+Flow flow(const Call& a, const Gradients& g, const Unit& u) {
+    Flow f;
+    int64_t Kp = u.Kp, Vp = u.Vp;
+    f.dS = arena.take(Kp * Vp), f.ends = arena.take(2 * C * Vp), f.dU = arena.take(C * Vp);
+    f.ends_turned = arena.take(2 * C * Vp), f.u_turned = arena.take(C * Vp), f.dscores = arena.take(2 * C * C), f.passed = arena.take(C * C);
+    f.turned = arena.take(2 * C * Kp), f.drows = arena.take(2 * C * Kp), f.dk = arena.take(C * Kp);
+    f.scaled = arena.take(2 * C * Kp), f.dlog = arena.take(C * Kp), f.dbeta = arena.take(C), f.dbonus = arena.take(Kp);
+    auto stream = [&](const Rows& x, int64_t n) { return Stream(x, u.batch, u.h, a.H, 0, n); };
+    f.out = stream(g.out, a.V), f.q = stream(g.q, a.K), f.k = stream(g.k, a.K), f.v = stream(g.v, a.V);
+    f.r = stream(g.r, a.K), f.beta = stream(g.beta, 1), f.log_decay = stream(g.log_decay, a.decay == PER_CHANNEL ? a.K : 1);
+    return f;
+}
+
+// to[d][c] = x[c][d] for `rows` rows of x, a multiple of 16, and `columns` columns, a multiple of 16.
+void transpose(const float* x, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t to_ld) {
+    for (int64_t c = 0; c < rows; c += 16)
+        for (int64_t d = 0; d < columns; d += 16) transpose_block(x + c * ld + d, ld, to + d * to_ld + c, to_ld);
+}
+
+// W from dU, in place from the last write to the first, and beta W.
+void solve_back(Unit& u, Flow& f, float* strong) {
+    for (int i = C - 1; i >= 0; --i) {
+        vec along = {};
+        for (int64_t n = 0; n < u.Vp; n += W) {
+            vec x = load(f.dU + i * u.Vp + n);
+            if (u.erasing)
+                for (int j = i + 1; j < C; ++j) x -= u.scores[j * C + i] * load(strong + j * u.Vp + n);
+            store(strong + i * u.Vp + n, u.beta[i] * x);
+            if (u.written != u.v) along += x * load(u.before + i * u.Vp + n);
+        }
+        f.dbeta[i] = sum(along);
+    }
+}
+
+// sum of S * dS, the part of every decay's gradient that the state itself carries.
+float overlap(const float* S, const float* dS, int64_t n) {
+    vec acc[4] = {};
+    for (int64_t i = 0; i < n; i += 4 * W)
+        for (int j = 0; j < 4; ++j) acc[j] += load(S + i + j * W) * load(dS + i + j * W);
+    return sum(acc[0] + acc[1] + (acc[2] + acc[3]));
+}
+
+INLINE float dot(const float* x, const float* y, int64_t n) {
+    vec acc = {};
+    for (int64_t i = 0; i < n; i += W) acc += load(x + i) * load(y + i);
+    return sum(acc);
+}
+
+// d log a_m, what passes through the decay of write m: from earlier writes to this and later reads, from the state on entry to
+// this and later reads, from earlier writes to the state on exit, and from state to state. Every term is a product that holds
+// the decay itself; nothing is subtracted. A read that comes before its own token's decay (bonus) counts one token later.
+//
+//     sum over i >= m, j < m of dA_ij A_ij + dL_ij L_ij  +  sum over i >= m of entry_i  +  sum over j < m of exit_j  +  carried
+void decay_gradient(Unit& u, Flow& f, const float* entry, const float* exit, float carried) {
+    vec later[C / W] = {}, sums[C];
+    float read = carried, written[C + 1] = {}, passed[C];
+    for (int j = 0; j < C; ++j) written[j + 1] = written[j] + exit[j];
+    for (int m = C - 1; m >= 0; --m) {
+        int i = u.call.bonus ? m + 1 : m;
+        sums[m] = vec{};
+        for (int n = 0; n < C / W; ++n) {
+            if (i < C) later[n] += load(f.passed + i * C + n * W);
+            sums[m] += keep(later[n], triangle.below[m] + n * W);
+        }
+        if (i < C) read += entry[i];
+        f.dlog[m] = read + written[m];
+    }
+    reduce16(sums, passed);
+    for (int m = 0; m < C; ++m) f.dlog[m] = u.log[m] < -87.3f ? 0 : f.dlog[m] + passed[m];
+}
+
+// The same for one vector of channels at d, and before it the gradients of the rows themselves: what came through the state is
+// scaled by the decays since entry or until exit, what came through a score by those to the border between its pair.
+void channel_gradient(Unit& u, Flow& f, int64_t d) {
+    int64_t Kp = u.Kp;
+    const int q0 = u.stacked - C;
+    const bool bonus = u.call.bonus;
+    vec a[C], dq[C], dr[C], dk[C], dlog[C], product = splat(1), carried = {};
+    auto q = [&](int i) { return load(u.plain + (q0 + i) * Kp + d); };
+    auto r = [&](int i) { return load(u.plain + i * Kp + d); };
+    auto k = [&](int i) { return load(u.k + i * Kp + d); };
+    for (int i = 0; i < C; ++i) {
+        a[i] = exp_negative(load(u.channel + i * Kp + d));
+        vec read = bonus ? product : product * a[i];
+        product *= a[i];
+        dq[i] = read * load(f.drows + (q0 + i) * Kp + d);
+        dr[i] = u.erasing ? -product * load(f.drows + i * Kp + d) : vec{};
+    }
+    for (int64_t n = 0; n < W; ++n) carried[n] = product[n] * dot(u.S + (d + n) * u.Vp, f.dS + (d + n) * u.Vp, u.Vp);
+    product = splat(1);
+    for (int j = C - 1; j >= 0; --j) {
+        dk[j] = product * load(f.dk + j * Kp + d);
+        product *= a[j];
+    }
+    for (int m = 0; m < C; ++m) {
+        dlog[m] = carried;
+        carried += k(m) * dk[m];
+    }
+    vec later = {};
+    for (int m = C - 1; m >= 0; --m) {
+        vec read = q(m) * dq[m];
+        if (u.erasing) later += r(m) * dr[m];
+        dlog[m] += bonus ? later : later + read;
+        later += read;
+    }
+    for (int level = 0, h = 1; level < LEVELS; ++level, h *= 2)
+        for (int mid = h; mid < C; mid += 2 * h) {
+            vec p = splat(1), e = splat(1), through[C];
+            for (int i = mid; i < mid + h; ++i) {
+                vec through_q = {}, through_r = {};
+                for (int j = mid - h; j < mid; ++j) {
+                    vec key = load(u.left + (level * C + j) * Kp + d);
+                    through_q += f.dscores[(q0 + i) * C + j] * key;
+                    if (u.erasing) through_r += f.dscores[i * C + j] * key;
+                }
+                through_q *= bonus ? p : p * a[i];
+                p *= a[i];
+                through_r *= p;
+                through[i] = q(i) * through_q;
+                if (u.erasing) through[i] += r(i) * through_r;
+                dq[i] += through_q, dr[i] += through_r;
+            }
+            vec passed = {};
+            for (int i = mid + h - 1; i >= mid; --i) {
+                dlog[i] += bonus ? passed : passed + through[i];
+                passed += through[i];
+            }
+            for (int j = mid - 1; j >= mid - h; --j) {
+                vec back = {};
+                for (int i = mid; i < mid + h; ++i) {
+                    back += f.dscores[(q0 + i) * C + j] * load(u.right + ((LEVELS + level) * C + i) * Kp + d);
+                    if (u.erasing) back += f.dscores[i * C + j] * load(u.right + (level * C + i) * Kp + d);
+                }
+                back *= e;
+                e *= a[j];
+                dk[j] += back;
+                through[j] = k(j) * back;
+            }
+            passed = vec{};
+            for (int j = mid - h; j < mid; ++j) {
+                dlog[j] += passed;
+                passed += through[j];
+            }
+        }
+    for (int i = 0; i < C; ++i) {
+        store(f.dlog + i * Kp + d, load(u.channel + i * Kp + d) < splat(-87.3f) ? vec{} : dlog[i]);
+        if (!bonus) {  // the pair of a token with itself
+            float own = f.dscores[(q0 + i) * C + i];
+            dq[i] += own * k(i), dk[i] += own * q(i);
+        }
+        store(f.drows + (q0 + i) * Kp + d, dq[i]);
+        if (u.erasing) store(f.drows + i * Kp + d, dr[i]);
+        store(f.dk + i * Kp + d, dk[i]);
+    }
+}
+
+// The pair of a token with itself under a bonus: A_ii = sum of q_i bonus k_i.
+void bonus_gradient(Unit& u, Flow& f, const float* own) {
+    const float* bonus = u.call.bonus + u.h * u.call.K;
+    for (int i = 0; i < C; ++i)
+        for (int64_t d = 0; d < u.call.K; ++d) {
+            float q = u.plain[(u.stacked - C + i) * u.Kp + d], k = u.k[i * u.Kp + d];
+            f.drows[(u.stacked - C + i) * u.Kp + d] += own[i] * bonus[d] * k;
+            f.dk[i * u.Kp + d] += own[i] * bonus[d] * q;
+            f.dbonus[d] += own[i] * q * k;
+        }
+}
+
+// Gradients of the rows under one decay a token, from what came through the state and the weighted scores.
+void row_gradient(Unit& u, Flow& f, const float* sign_entry) {
+    int64_t Kp = u.Kp;
+    float entry[C], exit[C];
+    for (int i = 0; i < C; ++i) {
+        int q = u.stacked - C + i;
+        entry[i] = sign_entry[q] * dot(u.rows + q * Kp, f.drows + q * Kp, Kp);
+        if (u.erasing) entry[i] += sign_entry[i] * dot(u.rows + i * Kp, f.drows + i * Kp, Kp);
+        exit[i] = u.leave[i] * dot(u.k + i * Kp, f.dk + i * Kp, Kp);
+    }
+    if (u.call.decay != NONE) decay_gradient(u, f, entry, exit, u.gain[0] * overlap(u.S, f.dS, Kp * u.Vp));
+    product<2>(f.dscores, C, 1, u.k, Kp, f.drows, Kp, u.stacked, Kp, C, u.ahead, sign_entry, 1);
+    product<2>(f.dscores, 1, C, u.rows, Kp, f.dk, Kp, C, Kp, u.stacked, u.ahead, u.leave, 1);
+}
+
+void chunk_back(Unit& u, Flow& f) {
+    int64_t Kp = u.Kp, Vp = u.Vp;
+    int stacked = u.stacked;
+    float* dO = f.ends + (stacked - C) * Vp;
+    float* strong = u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * Vp;
+    product<0>(u.keys, Kp, 1, f.dS, Vp, f.dU, Vp, C, Vp, Kp, u.ahead);
+    for (int m = 0; m < C; m += TILE_R)  // write j is read by no row before it
+        product<1>(u.q_scores + m + m * C, 1, C, dO + m * Vp, Vp, f.dU + m * Vp, Vp, TILE_R, Vp, C - m, u.ahead);
+    if (u.written != u.v) solve_back(u, f, strong);
+    transpose(f.ends, Vp, stacked, Vp, f.ends_turned, stacked);
+    transpose(u.written, Vp, C, Vp, f.u_turned, C);
+    // Scores: dL above dA, weighted by the decays.
+    product<0>(f.ends, Vp, 1, f.u_turned, C, f.dscores, C, stacked, C, Vp, u.ahead);
+    alignas(64) float own[C];
+    for (int i = 0; i < C; ++i) own[i] = f.dscores[(stacked - C + i) * C + i];
+    for (int n = 0; n < C * C; n += W) {  // what passes from write j to read i: gradient times score, both of the triangle
+        vec x = load(f.dscores + (stacked - C) * C + n) * load(u.q_scores + n);
+        if (u.erasing) x -= load(f.dscores + n) * load(u.scores + n);
+        store(f.passed + n, x);
+    }
+    for (int i = 0; i < stacked; ++i)
+        for (int n = 0; n < C; n += W) {
+            bool lower = u.erasing && i < C, before = u.call.bonus;
+            const float* weights = u.weights + (before && i ? i - 1 : i % C) * C + n;
+            vec x = load(f.dscores + i * C + n) * load(weights);
+            store(f.dscores + i * C + n, keep(lower ? -x : x, (lower || before ? triangle.below : triangle.upto)[i % C] + n));
+        }
+    // Rows: what came through the state, then what came through the scores.
+    float sign_entry[2 * C];
+    for (int i = 0; i < stacked; ++i) sign_entry[i] = u.erasing && i < C ? -u.entry[i] : u.entry[i % C];
+    product<0>(u.S, Vp, 1, f.ends_turned, stacked, f.turned, stacked, Kp, stacked, Vp, u.ahead);
+    transpose(f.turned, stacked, Kp, stacked, f.drows, Kp);
+    product<0>(f.dS, Vp, 1, f.u_turned, C, f.turned, C, Kp, C, Vp, u.ahead);
+    transpose(f.turned, C, Kp, C, f.dk, Kp);
+    if (u.call.decay == PER_CHANNEL)
+        for (int64_t d = 0; d < Kp; d += W) channel_gradient(u, f, d);
+    else
+        row_gradient(u, f, sign_entry);
+    if (u.call.bonus) bonus_gradient(u, f, own);
+    // State.
+    for (int i = 0; i < stacked; ++i)
+        for (int64_t d = 0; d < Kp; d += W) store(f.scaled + i * Kp + d, sign_entry[i] * load(u.rows + i * Kp + d));
+    product<2>(f.scaled, 1, Kp, f.ends, Vp, f.dS, Vp, Kp, Vp, stacked, u.ahead, u.gain,
+               u.call.decay == PER_CHANNEL);
+}
+
+void pack_gradient(Unit& u, Flow& f, Place at, int writes) {
+    float* dO = f.ends + (u.stacked - C) * u.Vp;
+    for (int c = 0; c < C; ++c) {
+        bool read = c < writes && at.write == u.call.per_token - 1;
+        if (read)
+            read_row(dO + c * u.Vp, f.out, at.token, u.Vp);
+        else
+            fill(dO + c * u.Vp, u.Vp, 0);
+        for (int64_t n = 0; n < u.Vp; n += W) store(dO + c * u.Vp + n, u.call.scale * load(dO + c * u.Vp + n));
+        at.advance(u.call.per_token);
+    }
+}
+
+void emit_gradient(Unit& u, Flow& f, int64_t w, int writes, Place at, const float* dv) {
+    for (int c = 0; c < writes; ++c) {
+        if (at.write == u.call.per_token - 1) write_row(f.q, at.token, f.drows + (u.stacked - C + c) * u.Kp, 1);
+        if (f.r.base)
+            write_row(f.r, w + c, f.drows + c * u.Kp, 1);
+        else if (u.erasing)  // r is k
+            for (int64_t d = 0; d < u.Kp; d += W)
+                store(f.dk + c * u.Kp + d, load(f.dk + c * u.Kp + d) + load(f.drows + c * u.Kp + d));
+        write_row(f.k, w + c, f.dk + c * u.Kp, 1);
+        write_row(f.v, w + c, dv + c * u.Vp, 1);
+        if (f.beta.base) write_row(f.beta, w + c, f.dbeta + c, 1);
+        if (f.log_decay.base && at.write == 0) write_row(f.log_decay, at.token, f.dlog + c * (u.call.decay == PER_CHANNEL ? u.Kp : 1), 1);
+        at.advance(u.call.per_token);
+    }
+}
+
+struct Span {
+    int64_t w;
+    int writes;
+    Place at;
+};
+
+void segment_back(const Call& a, Unit* units, Flow& f, int64_t w0, int64_t last) {
+    Span spans[SEGMENT];
+    int chunks = 0;
+    for (int64_t w = w0; w < last; w += C, ++chunks) {
+        Unit& u = units[chunks];
+        Place at{w / a.per_token, w % a.per_token};
+        spans[chunks] = {w, 0, at};
+        spans[chunks].writes = pack(u, w, last, at);
+        ask_inputs(u, w + C, last, &u.values);
+        resolve_writes(u);
+        if (chunks + 1 == SEGMENT) continue;
+        copy(units[chunks + 1].S, u.S, u.Kp * u.Vp);
+        advance(u, units[chunks + 1].S);
+    }
+    for (int c = chunks - 1; c >= 0; --c) {
+        Unit& u = units[c];
+        pack_gradient(u, f, spans[c].at, spans[c].writes);
+        ask(u.ahead, {&f.out, &f.q, &f.k, &f.v, &f.r}, spans[c].w - C, c ? C : 0);
+        chunk_back(u, f);
+        const float* dv = u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp;
+        emit_gradient(u, f, spans[c].w, spans[c].writes, spans[c].at, dv);
+    }
+}
+
+void run(const Call& a, const Gradients& g, int64_t index) {
+    arena.reserve(scratch(a) * SEGMENT + scratch(a, static_cast<Flow*>(nullptr)));
+    alignas(Unit) char room[SEGMENT * sizeof(Unit)];
+    Unit* units = reinterpret_cast<Unit*>(room);
+    for (int i = 0; i < SEGMENT; ++i) new (units + i) Unit(a, index);
+    Unit& u = units[0];
+    Flow f = flow(a, g, u);
+    fill(f.dS, u.Kp * u.Vp, 0);
+    fill(f.dbonus, u.Kp, 0);
+    if (g.memory_out)
+        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, g.memory_out + (index * a.K + d) * a.V, a.V);
+    int64_t first = begin(u), last = end(u), step = SEGMENT * C, segments = (last - first + step - 1) / step;
+    for (int64_t s = segments - 1; s >= 0; --s) {
+        fill(u.S, u.Kp * u.Vp, 0);
+        for (int64_t d = 0; d < a.K; ++d) copy(u.S + d * u.Vp, saved(u, s) + d * a.V, a.V);
+        int64_t w0 = first + s * step;
+        segment_back(a, units, f, w0, w0 + step < last ? w0 + step : last);
+    }
+    if (g.bonus) copy(g.bonus + index * a.K, f.dbonus, a.K);
+    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * u.Vp, a.V);
+}
+
+}  // namespace
+
+#define NAME(isa) rebracket_backward_##isa
+#define EXPORT(isa) NAME(isa)
+extern "C" void EXPORT(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) run(*call, *gradients, i);
+}

@@ -1,0 +1,391 @@
+// One chunk of C writes of one sequence and head: its terms, its scores, and what its writes really write.
+//
+//     A = tril(q D k^T),  L = stril(r D k^T),  U = beta (V - (G * R) S) - beta L U
+//
+// D[i,j] is the decay between write j and read i, G[i] since the chunk began. R and Q stand above each other in `rows`, L and
+// A in `scores`, so that each product with the state or the keys is one.
+#pragma once
+#include <cstdlib>
+#include <initializer_list>
+#include <new>
+#include "reduce.h"
+#include "rows.h"
+
+namespace {
+
+constexpr int C = 16;       // writes a chunk
+constexpr int LEVELS = 4;   // halvings of a chunk
+constexpr int SEGMENT = 8;  // chunks between two states kept for the backward pass
+
+constexpr int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Scratch of one thread: it grows, is reused, and is aligned to a cache line.
+struct Arena {
+    float* data = nullptr;
+    int64_t size = 0, used = 0;
+    void reserve(int64_t n) {
+        used = 0;
+        if (n <= size) return;
+        std::free(data);
+        data = static_cast<float*>(std::aligned_alloc(64, n * sizeof(float)));
+        size = n;
+    }
+    float* take(int64_t n) {
+        float* p = data + used;
+        used += padded(n);
+        return p;
+    }
+    ~Arena() { std::free(data); }
+};
+thread_local Arena arena;
+
+// Bits of a lane mask: column j of row i is kept when j < i + 1 (upto) or j < i (below).
+struct Triangle {
+    alignas(64) int32_t upto[C][C], below[C][C];
+    constexpr Triangle() : upto(), below() {
+        for (int i = 0; i < C; ++i)
+            for (int j = 0; j < C; ++j) upto[i][j] = j <= i ? -1 : 0, below[i][j] = j < i ? -1 : 0;
+    }
+};
+constexpr Triangle triangle;
+
+INLINE vec keep(vec x, const int32_t* mask) {
+    ivec bits, m;
+    __builtin_memcpy(&bits, &x, sizeof x);
+    __builtin_memcpy(&m, mask, sizeof m);
+    bits &= m;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Where a write lies: its token, and which of the token's writes it is. Decays come before the first, reads after the last.
+struct Place {
+    int64_t token, write = 0;
+    INLINE void advance(int64_t per_token) {
+        if (++write == per_token) ++token, write = 0;
+    }
+};
+
+// One sequence, head and slice of value columns, and the buffers of its current chunk.
+struct Unit {
+    const Call& call;
+    int64_t n, h, batch, v0, V, Kp, Vp;
+    bool erasing, wrong = false;  // wrong: a log-decay was positive or NaN
+    int stacked;      // rows of `rows` and `scores`: 2 C when erasing, else C
+    float *S, *z;     // state [Kp,Vp] on entry, sum of keys [Kp]
+    float *rows, *k, *keys, *turned, *v, *u, *read, *scores;
+    float *log, *beta, *entry, *leave, *gain, *total;
+    float *weights, *before;  // D [C,C], and what u was before beta
+    float *channel, *left, *right;  // per-channel decays: logs [C,Kp], rows scaled for every level
+    float *plain;                   // [R; Q] as the caller gave them; `rows` until per-channel decays scale those
+    float *q_rows, *q_scores, *out, *written;
+    Stream q, keys_in, values, r, strength, decay, outputs;
+    Ahead ahead;
+
+    Unit(const Call& a, int64_t index);
+};
+
+// Floats that one unit takes from the arena.
+int64_t scratch(const Call& a) {
+    int64_t Kp = padded(a.K), Vp = padded(a.V);
+    return Kp * Vp + 2 * Kp + C * Kp * (2 + 3 + 1 + (a.decay == PER_CHANNEL ? 2 + 3 * LEVELS : 0)) + C * Vp * 5 + 3 * C * C + 8 * C;
+}
+
+Unit::Unit(const Call& a, int64_t index) : call(a) {
+    int64_t slice = index % a.slices, width = padded((a.V + a.slices - 1) / a.slices);
+    n = index / a.slices / a.H, h = index / a.slices % a.H;
+    batch = a.offsets ? 0 : n;
+    v0 = slice * width, V = a.V - v0 < width ? a.V - v0 : width;
+    Kp = padded(a.K), Vp = padded(V > 0 ? V : 0);
+    erasing = a.r.data != nullptr;
+    stacked = erasing ? 2 * C : C;
+    S = arena.take(Kp * Vp), z = arena.take(Kp);
+    rows = arena.take(2 * C * Kp), k = arena.take(C * Kp), keys = arena.take(C * Kp), turned = arena.take(C * Kp);
+    v = arena.take(C * Vp), u = arena.take(C * Vp), read = arena.take(2 * C * Vp), scores = arena.take(2 * C * C);
+    log = arena.take(C), beta = arena.take(C), entry = arena.take(C), leave = arena.take(C), total = arena.take(C);
+    gain = arena.take(Kp), channel = arena.take(C * Kp), weights = arena.take(C * C), before = arena.take(C * Vp);
+    bool channels = a.decay == PER_CHANNEL;
+    left = channels ? arena.take(LEVELS * C * Kp) : nullptr, right = channels ? arena.take(2 * LEVELS * C * Kp) : nullptr;
+    plain = channels ? arena.take(2 * C * Kp) : rows;
+    q_rows = rows + (stacked - C) * Kp, q_scores = scores + (stacked - C) * C, out = read + (stacked - C) * Vp;
+    q = Stream(a.q, batch, h, a.H, 0, a.K), keys_in = Stream(a.k, batch, h, a.H, 0, a.K);
+    r = Stream(a.r, batch, h, a.H, 0, a.K), values = Stream(a.v, batch, h, a.H, v0, V);
+    strength = Stream(a.beta, batch, h, a.H, 0, 1), outputs = Stream(a.out, batch, h, a.H, v0, V);
+    decay = Stream(a.log_decay, batch, h, a.H, 0, a.decay == PER_CHANNEL ? a.K : 1);
+    written = erasing || a.beta.data ? u : v;
+}
+
+void enter(Unit& u) {
+    const Call& a = u.call;
+    fill(u.S, u.Kp * u.Vp, 0);
+    fill(u.z, u.Kp, 0);
+    int64_t row = u.n * a.H + u.h;
+    if (a.memory_in)
+        for (int64_t d = 0; d < a.K; ++d) copy(u.S + d * u.Vp, a.memory_in + (row * a.K + d) * a.V + u.v0, u.V);
+    if (a.normalize && a.key_sum_in) copy(u.z, a.key_sum_in + row * a.K, a.K);
+}
+
+void leave(Unit& u) {
+    const Call& a = u.call;
+    int64_t row = u.n * a.H + u.h;
+    for (int64_t d = 0; d < a.K; ++d) copy(a.memory_out + (row * a.K + d) * a.V + u.v0, u.S + d * u.Vp, u.V);
+    if (a.normalize && u.v0 == 0) copy(a.key_sum_out + row * a.K, u.z, a.K);
+}
+
+void pack_write(Unit& u, int64_t w, int c, Place& at) {
+    const Call& a = u.call;
+    float* q = u.q_rows + c * u.Kp;
+    bool first = at.write == 0, last = at.write == a.per_token - 1;
+    if (last)
+        read_row(q, u.q, at.token, u.Kp);
+    else
+        fill(q, u.Kp, 0);
+    read_row(u.k + c * u.Kp, u.keys_in, w, u.Kp);
+    if (u.erasing) read_row(u.rows + c * u.Kp, u.r, w, u.Kp);
+    read_row(u.v + c * u.Vp, u.values, w, u.Vp);
+    u.beta[c] = 1, u.log[c] = 0;
+    if (u.strength.base) read_row(u.beta + c, u.strength, w, 1);
+    if (a.decay == PER_CHANNEL && !first) fill(u.channel + c * u.Kp, u.Kp, 0);
+    if (a.decay != NONE && first)
+        read_row(a.decay == PER_CHANNEL ? u.channel + c * u.Kp : u.log + c, u.decay, at.token, a.decay == PER_CHANNEL ? u.Kp : 1);
+    u.wrong |= !(u.log[c] <= 0);
+    at.advance(a.per_token);
+}
+
+// A write of nothing: it fills the last chunk up.
+void pack_nothing(Unit& u, int c) {
+    fill(u.q_rows + c * u.Kp, u.Kp, 0);
+    fill(u.rows + c * u.Kp, u.Kp, 0);
+    fill(u.k + c * u.Kp, u.Kp, 0);
+    fill(u.v + c * u.Vp, u.Vp, 0);
+    fill(u.channel + c * u.Kp, u.Kp, 0);
+    u.beta[c] = u.log[c] = 0;
+}
+
+// Reads writes [w, w + C), up to `end`; returns how many there were.
+int pack(Unit& u, int64_t w, int64_t end, Place& at) {
+    int writes = end - w < C ? int(end - w) : C;
+    for (int c = 0; c < writes; ++c) pack_write(u, w + c, c, at);
+    for (int c = writes; c < C; ++c) pack_nothing(u, c);
+    return writes;
+}
+
+// Lets rows [row, row + count) of some tensors be asked for while the next products run.
+INLINE void ask(Ahead& ahead, std::initializer_list<const Stream*> wanted, int64_t row, int64_t count) {
+    ahead.streams = 0;
+    for (const Stream* x : wanted) {
+        if (!x->base || x->bytes() < 64) continue;
+        int i = ahead.streams++;
+        ahead.row[i] = x->at(row), ahead.step[i] = x->step, ahead.bytes[i] = x->bytes();
+    }
+    ahead.begin(count < 0 ? 0 : count < C ? int(count) : C);
+}
+
+// What the chunk at write w will read.
+INLINE void ask_inputs(Unit& u, int64_t w, int64_t end, const Stream* out) {
+    const Stream* r = u.r.base == u.keys_in.base ? &u.values : &u.r;
+    ask(u.ahead, {&u.q, &u.keys_in, &u.values, r, &u.decay, out}, w, end - w);
+}
+
+// Rows of scores times a row of weights each, outside the triangle exactly zero.
+INLINE void weigh(Unit& u, int i, const vec* weights, const vec* q_weights) {
+    for (int n = 0; n < C / W; ++n) {
+        store(u.weights + i * C + n * W, keep(weights[n], triangle.upto[i] + n * W));
+        float* l = u.scores + i * C + n * W;
+        float* a = u.q_scores + i * C + n * W;
+        if (u.erasing) store(l, keep(load(l) * weights[n], triangle.below[i] + n * W));
+        store(a, keep(load(a) * q_weights[n], (u.call.bonus ? triangle.below : triangle.upto)[i] + n * W));
+    }
+}
+
+// One decay a token: every weight is exp of the sum over exactly its own interval.
+void weigh_by_token(Unit& u) {
+    vec sums[C / W] = {}, weights[C / W], before[C / W];
+    float since = 0;
+    for (int n = 0; n < C / W; ++n) weights[n] = splat(1);
+    for (int i = 0; i < C; ++i) {
+        u.entry[i] = since += u.log[i];
+        for (int n = 0; n < C / W; ++n) {
+            sums[n] += keep(splat(u.log[i]), triangle.below[i] + n * W);
+            before[n] = weights[n], weights[n] = exp_negative(sums[n]);
+        }
+        weigh(u, i, weights, u.call.bonus ? before : weights);
+    }
+    for (int n = 0; n < C / W; ++n) {
+        store(u.entry + n * W, exp_negative(load(u.entry + n * W)));
+        store(u.leave + n * W, weights[n]);
+    }
+}
+
+void weigh_by_one(Unit& u) {
+    vec ones[C / W];
+    for (int n = 0; n < C / W; ++n) ones[n] = splat(1);
+    for (int i = 0; i < C; ++i) weigh(u, i, ones, ones);
+    fill(u.entry, C, 1);
+    fill(u.leave, C, 1);
+}
+
+// One decay a channel: between the halves of every halving the decay splits at their border into two factors <= 1. `left` and
+// `right` hold keys and reads scaled to the border of each level.
+void scale_to_borders(Unit& u, int64_t d) {
+    vec a[C], product = splat(1), log = {};
+    int64_t Kp = u.Kp;
+    for (int i = 0; i < C; ++i) {
+        vec x = load(u.channel + i * Kp + d);
+        log += x > splat(0) ? splat(0) / splat(0) : x;  // a positive one must show in the sum
+        a[i] = exp_negative(x);
+    }
+    store(u.gain + d, exp_negative(log));
+    for (int n = 0; n < W; ++n) u.wrong |= !(log[n] <= 0);
+    for (int level = 0, h = 1; level < LEVELS; ++level, h *= 2)
+        for (int mid = h; mid < C; mid += 2 * h) {
+            vec e = splat(1), p = splat(1);
+            for (int j = mid - 1; j >= mid - h; --j) {
+                store(u.left + (level * C + j) * Kp + d, e * load(u.k + j * Kp + d));
+                e *= a[j];
+            }
+            for (int i = mid; i < mid + h; ++i) {
+                vec read = u.call.bonus ? p : p * a[i];
+                p *= a[i];
+                store(u.right + ((LEVELS + level) * C + i) * Kp + d, read * load(u.q_rows + i * Kp + d));
+                if (u.erasing) store(u.right + (level * C + i) * Kp + d, p * load(u.rows + i * Kp + d));
+            }
+        }
+    for (int i = C - 1; i >= 0; --i) {
+        store(u.keys + i * Kp + d, product * load(u.k + i * Kp + d));
+        product *= a[i];
+    }
+    product = splat(1);
+    for (int i = 0; i < C; ++i) {
+        vec read = u.call.bonus ? product : product * a[i];
+        product *= a[i];
+        if (u.erasing) store(u.rows + i * Kp + d, product * load(u.rows + i * Kp + d));
+        store(u.q_rows + i * Kp + d, read * load(u.q_rows + i * Kp + d));
+    }
+}
+
+// Row i of the scores: its dot products with every earlier row, each pair at the level whose border lies between them.
+void score_row(const Unit& u, int i, const float* right, const float* own, float* to) {
+    vec acc[C] = {};
+    int64_t Kp = u.Kp;
+    for (int64_t d = 0; d < Kp; d += W) {
+        for (int level = 0, h = 1; level < LEVELS; ++level, h *= 2) {
+            if (!(i & h)) continue;
+            int mid = i & ~(h - 1);
+            vec x = load(right + (level * C + i) * Kp + d);
+            for (int j = mid - h; j < mid; ++j) acc[j] += x * load(u.left + (level * C + j) * Kp + d);
+        }
+        if (own) acc[i] += load(own + d) * load(u.k + i * Kp + d);
+    }
+    reduce16(acc, to);
+}
+
+void score_by_channel(Unit& u) {
+    copy(u.plain, u.rows, u.stacked * u.Kp);
+    const float* q = u.plain + (u.stacked - C) * u.Kp;
+    for (int64_t d = 0; d < u.Kp; d += W) scale_to_borders(u, d);
+    for (int i = 0; i < C; ++i) {
+        if (u.erasing) score_row(u, i, u.right, nullptr, u.scores + i * C);
+        score_row(u, i, u.right + LEVELS * C * u.Kp, u.call.bonus ? nullptr : q + i * u.Kp, u.q_scores + i * C);
+    }
+    fill(u.entry, C, 1);
+    fill(u.weights, C * C, 1);
+}
+
+// With a bonus a read meets its own token with weight u instead of 1, before any decay.
+void add_bonus(Unit& u) {
+    const float* q = u.plain + (u.stacked - C) * u.Kp;
+    const float* bonus = u.call.bonus + u.h * u.call.K;
+    for (int i = 0; i < C; ++i) {
+        float own = 0;
+        for (int64_t d = 0; d < u.call.K; ++d) own += q[i * u.Kp + d] * bonus[d] * u.k[i * u.Kp + d];
+        u.q_scores[i * C + i] = own;
+    }
+}
+
+void score(Unit& u) {
+    if (u.call.decay == PER_CHANNEL) {
+        score_by_channel(u);
+        if (u.call.bonus) add_bonus(u);
+        return;
+    }
+    transpose16(u.k, u.Kp, u.turned, u.Kp);
+    product<0>(u.rows, u.Kp, 1, u.turned, C, u.scores, C, u.stacked, C, u.Kp, u.ahead);
+    if (u.call.decay == NONE)
+        weigh_by_one(u);
+    else
+        weigh_by_token(u);
+    if (u.call.bonus) add_bonus(u);
+    for (int c = 0; c < C; ++c)
+        for (int64_t d = 0; d < u.Kp; d += W) store(u.keys + c * u.Kp + d, u.leave[c] * load(u.k + c * u.Kp + d));
+    u.gain[0] = u.entry[C - 1];
+    if (u.call.bonus) {  // the read of row i has seen the decays before it
+        for (int i = C - 1; i > 0; --i) u.entry[i] = u.entry[i - 1];
+        u.entry[0] = 1;
+    }
+}
+
+// u_i = beta_i (v_i - G_i R_i S - sum over j < i of L_ij u_j), or beta v when nothing is read back.
+void solve(Unit& u) {
+    if (u.written == u.v) return;
+    for (int64_t n = 0; n < u.Vp; n += W)
+        for (int i = 0; i < C; ++i) {
+            vec x = load(u.v + i * u.Vp + n);
+            if (u.erasing) {
+                x -= u.entry[i] * load(u.read + i * u.Vp + n);
+                for (int j = 0; j < i; ++j) x -= u.scores[i * C + j] * load(u.u + j * u.Vp + n);
+            }
+            store(u.before + i * u.Vp + n, x);
+            store(u.u + i * u.Vp + n, u.beta[i] * x);
+        }
+}
+
+// total_i = G_i q_i . z + sum over j of A_ij; then z' = Diag(G[C]) z + the keys as they reach the end.
+void count(Unit& u) {
+    vec acc[C] = {};
+    int64_t Kp = u.Kp;
+    bool channels = u.call.decay == PER_CHANNEL;
+    for (int64_t d = 0; d < Kp; d += W)
+        for (int i = 0; i < C; ++i) acc[i] += load(u.q_rows + i * Kp + d) * load(u.z + d);
+    reduce16(acc, u.total);
+    for (int i = 0; i < C; ++i) {
+        u.total[i] *= u.entry[i];
+        for (int j = 0; j <= i; ++j) u.total[i] += u.q_scores[i * C + j];
+    }
+    for (int64_t d = 0; d < Kp; d += W) {
+        vec x = (channels ? load(u.gain + d) : splat(u.gain[0])) * load(u.z + d);
+        for (int c = 0; c < C; ++c) x += load(u.keys + c * Kp + d);
+        store(u.z + d, x);
+    }
+}
+
+// What every read and read-back sees of the state on entry, and from it what is really written.
+void resolve(Unit& u) {
+    score(u);
+    product<0>(u.rows, u.Kp, 1, u.S, u.Vp, u.read, u.Vp, u.stacked, u.Vp, u.Kp, u.ahead);
+    solve(u);
+}
+
+// The same without the reads of q.
+void resolve_writes(Unit& u) {
+    score(u);
+    if (u.erasing) product<0>(u.rows, u.Kp, 1, u.S, u.Vp, u.read, u.Vp, C, u.Vp, u.Kp, u.ahead);
+    solve(u);
+}
+
+// S = Diag(G[C]) S + (D[C,.] * K)^T U, in `S`, which holds the state on entry.
+void advance(Unit& u, float* S) {
+    product<2>(u.keys, 1, u.Kp, u.written, u.Vp, S, u.Vp, u.Kp, u.Vp, C, u.ahead, u.gain, u.call.decay == PER_CHANNEL);
+}
+
+// Writes of unit u: [begin, end).
+int64_t begin(const Unit& u) { return (u.call.offsets ? u.call.offsets[u.n] : 0) * u.call.per_token; }
+int64_t end(const Unit& u) { return (u.call.offsets ? u.call.offsets[u.n + 1] : u.call.T) * u.call.per_token; }
+
+// The state at the first chunk of segment `segment` of SEGMENT chunks, for the backward pass.
+float* saved(const Unit& u, int64_t segment) {
+    const Call& a = u.call;
+    return a.entries + ((a.first_segment[u.n] + segment) * a.H + u.h) * a.K * a.V;
+}
+
+}  // namespace

@@ -1,0 +1,196 @@
+"""Tables as text: what a terminal and a page show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from rebracket.bench.cases import Case, Mode, Rule, Shape
+from rebracket.bench.crossover import Line, crossover, lines, softmax_of
+from rebracket.bench.limits import Limits
+from rebracket.bench.program import Outcome
+from rebracket.bench.race import Row
+
+NONE = "–"
+UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
+TITLES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decode, one token"}
+
+
+@final
+@dataclass(frozen=True)
+class Grid:
+    """A table: its title, its head, and its rows, whose first cell is empty where it repeats the one above."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def times(outcome: Outcome) -> Iterator[Grid]:
+    """What was raced: a grid for each mode and thread count."""
+    for limits in outcome.limits:
+        for mode in outcome.program.modes:
+            rows = [row for row in outcome.rows if row.case.mode == mode and row.threads == limits.threads]
+            if rows:
+                yield Grid(f"{TITLES[mode]}, {threads(limits.threads)}", *raced(rows, time_cell, compare=True))
+
+
+def memory(outcome: Outcome) -> Iterator[Grid]:
+    """The memory of first calls, on the first thread count."""
+    for mode in ("forward", "train"):
+        rows = [r for r in outcome.rows if r.case.mode == mode and r.threads == outcome.limits[0].threads]
+        if rows:
+            yield Grid(f"Memory added, {TITLES[mode].lower()}", *raced(rows, memory_cell, compare=False))
+
+
+def raced(
+    rows: Sequence[Row], cell: Callable[[Row], str], compare: bool
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Head and rows: a column for each shape; where asked, what ours and the fastest peer are to each other."""
+    shapes = list(dict.fromkeys(row.case.shape for row in rows))
+    body: list[list[str]] = []
+    for rule in dict.fromkeys(row.case.rule for row in rows):
+        mine = [row for row in rows if row.case.rule is rule]
+        lanes = [[name, *cells(mine, name, shapes, cell)] for name in dict.fromkeys(row.entrant for row in mine)]
+        lanes = [lane for lane in lanes if set(lane[1:]) != {NONE}]
+        lanes += [["fastest peer / ours", *(ratio(mine, shape) for shape in shapes)]] if compare else []
+        lanes = [lane for lane in lanes if set(lane[1:]) != {NONE}]
+        body += [[rule.title if place == 0 else "", *lane] for place, lane in enumerate(lanes)]
+    return ["rule", "", *map(str, shapes)], body
+
+
+def cells(rows: Sequence[Row], entrant: str, shapes: Sequence[Shape], cell: Callable[[Row], str]) -> list[str]:
+    by_shape = {row.case.shape: cell(row) for row in rows if row.entrant == entrant}
+    return [by_shape.get(shape, NONE) for shape in shapes]
+
+
+def time_cell(row: Row) -> str:
+    """Median, spread, and how the machine's limit compares; or why there is none."""
+    if row.timing is not None:
+        return f"{seconds(row.timing.median)} ±{100 * row.timing.spread:.0f}%{compared(row)}"
+    return {"slow": row.reason.partition(" a call")[0], "wrong": "WRONG", "failed": "FAILED"}.get(row.status, NONE)
+
+
+def compared(row: Row) -> str:
+    if row.fraction is None:
+        return ""
+    return f" {1 / row.fraction:.2f}x" if row.case.mode == "decode" else f" {row.fraction:.2f}"
+
+
+def memory_cell(row: Row) -> str:
+    return NONE if row.nbytes is None else f"{row.nbytes / 1e6:,.1f} MB"
+
+
+def ratio(rows: Sequence[Row], shape: Shape) -> str:
+    """The time of the fastest peer over that of our fastest backend."""
+    timed = {row: row.timing.median for row in rows if row.case.shape == shape and row.timing and row.error is not None}
+    ours = [seconds for row, seconds in timed.items() if not row.is_peer]
+    theirs = [row for row in timed if row.is_peer]
+    if not ours or not theirs:
+        return NONE
+    fastest = min(theirs, key=timed.__getitem__)
+    return f"{timed[fastest] / min(ours):.2f}x {fastest.entrant}"
+
+
+def machine_limits(found: Iterable[Limits]) -> Grid:
+    """The rates of the machine."""
+    head = ["threads", "torch.mm float32", "torch.mm bfloat16", "copy through memory", "copy in cache"]
+    rows = [
+        [
+            str(x.threads),
+            giga(x.float32, "FLOP/s"),
+            giga(x.bfloat16, "FLOP/s"),
+            giga(x.copy, "B/s"),
+            giga(x.cache, "B/s"),
+        ]
+        for x in found
+    ]
+    return Grid("Limits of the machine", head, rows)
+
+
+def crossovers(outcome: Outcome) -> Grid | None:
+    """From which T on each rule is faster than softmax; None without a sweep."""
+    found = lines(outcome.sweep)
+    columns = list(dict.fromkeys((line.mode, line.threads) for line in found))
+    rules = [rule for rule in dict.fromkeys(line.rule for line in found) if rule.name != "softmax"]
+    if not rules:
+        return None
+    head = ["rule", *(f"{TITLES[mode].lower()}, {threads(count)}" for mode, count in columns)]
+    rows = [[rule.title, *(crossover_cell(found, rule, *column) for column in columns)] for rule in rules]
+    return Grid("Faster than softmax from T", head, rows)
+
+
+def crossover_cell(found: Sequence[Line], rule: Rule, mode: Mode, count: int) -> str:
+    line = next((x for x in found if x.rule is rule and x.mode == mode and x.threads == count), None)
+    softmax = None if line is None else softmax_of(found, line)
+    if line is None or softmax is None:
+        return NONE
+    at = crossover(line.seconds, softmax.seconds)
+    if at is None:
+        return f"over {max(line.seconds.keys() & softmax.seconds.keys(), default=0):,}"
+    return f"below {min(line.seconds):,}" if at == 0 else f"{at:,.0f}"
+
+
+def worst_errors(outcome: Outcome) -> Grid:
+    """The largest error of each entrant in each mode."""
+    rows = [row for row in (*outcome.rows, *outcome.sweep) if row.error is not None]
+    modes = list(dict.fromkeys(row.case.mode for row in rows))
+    names = list(dict.fromkeys(row.entrant for row in rows))
+    found = [
+        [worst(row for row in rows if (row.entrant, row.case.mode) == (name, mode)) for mode in modes] for name in names
+    ]
+    head = ["", *(TITLES[mode].lower() for mode in modes)]
+    return Grid("Largest error", head, [[name, *cells] for name, cells in zip(names, found, strict=True)])
+
+
+def worst(rows: Iterable[Row]) -> str:
+    errors = [row.error for row in rows if row.error is not None]
+    return f"{max(errors):.1e}" if errors else NONE
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """Why rows are missing, a line for each entrant and reason."""
+    kept: dict[tuple[str, str], list[str]] = {}
+    for row in (*outcome.rows, *outcome.sweep):
+        if row.timing is None:
+            reason = row.reason if row.status in ("refused", "slow") else f"{row.status}: {row.reason}"
+            kept.setdefault((row.entrant, reason), []).append(what(row.case))
+    return [f"{entrant}: {reason} ({listed(cases)})" for (entrant, reason), cases in kept.items()]
+
+
+def what(case: Case) -> str:
+    return f"{case.rule.title} {case.mode} {case.shape}"
+
+
+def listed(cases: Sequence[str]) -> str:
+    return cases[0] if len(cases) == 1 else f"{len(cases)} cases"
+
+
+def others(outcome: Outcome) -> str:
+    """How busy the machine was with something else."""
+    found = [row.others for row in outcome.rows if row.others is not None]
+    if not found:
+        return "This system does not tell what other processes did meanwhile."
+    return (
+        f"Other processes kept {sum(found) / len(found):.2f} cores busy meanwhile on average, {max(found):.2f} at most."
+    )
+
+
+def seconds(value: float) -> str:
+    """A time in the unit that suits it.
+
+    Example:
+        >>> seconds(0.01234), seconds(57.1e-6)
+        ('12.3 ms', '57.1 us')
+    """
+    unit, scale = next(((unit, scale) for unit, scale in UNITS if value * scale >= 1), UNITS[-1])
+    return f"{value * scale:.3g} {unit}"
+
+
+def giga(value: float, unit: str) -> str:
+    return f"{value / 1e9:.1f} G{unit}"
+
+
+def threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -1,0 +1,44 @@
+"""The memory of one call, as the system sees it: what native code takes too."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from rebracket.lm.resources import forget_peak, peak_nbytes, resident_nbytes
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class First:
+    """The first call of something: what it made, its seconds, and the most bytes that it added to the process."""
+
+    made: object
+    seconds: float
+    nbytes: int
+
+
+def first(call: Callable[[], object]) -> First:
+    """Makes a first call, whose result counts among its bytes.
+
+    Memory that earlier calls left with the allocator is given back before, where that is possible (glibc, Linux); what
+    is set up at a first call is counted with it.
+    """
+    gc.collect()
+    give_back()
+    forget_peak()
+    before, begun = resident_nbytes(), time.perf_counter()
+    made = call()
+    seconds = time.perf_counter() - begun
+    return First(made, seconds, max(peak_nbytes() - before, 0))
+
+
+def give_back() -> None:
+    """Lets the C library return what it keeps of freed memory."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

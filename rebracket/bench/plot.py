@@ -1,0 +1,73 @@
+"""Time against T, and where softmax is overtaken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rebracket.bench.cases import SOFTMAX
+from rebracket.bench.crossover import Line, crossover, lines, softmax_of
+from rebracket.bench.grid import TITLES
+from rebracket.bench.program import SWEPT, Outcome
+from rebracket.ops.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = ("tab:blue", "tab:cyan", "tab:green", "tab:orange", "tab:red", "tab:purple")
+
+
+def picture(outcome: Outcome, path: Path) -> bool:
+    """Draws the sweep on its first thread count as SVG; False where there is none, or no matplotlib."""
+    found = [line for line in lines(outcome.sweep) if line.threads == outcome.limits[0].threads]
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    if not found:
+        return False
+    with matplotlib.rc_context({"svg.hashsalt": "rebracket", "svg.fonttype": "none"}):
+        draw(found, path)
+    return True
+
+
+def draw(found: Sequence[Line], path: Path) -> None:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    modes = list(dict.fromkeys(line.mode for line in found))
+    figure = Figure(figsize=(5.5 * len(modes), 4.5), layout="constrained")
+    for place, mode in enumerate(modes):
+        axes = figure.add_subplot(1, len(modes), place + 1)
+        panel([line for line in found if line.mode == mode], axes)
+        axes.set(title=f"{TITLES[mode]}, {SWEPT.H} heads of {SWEPT.D}", xlabel="T, tokens", ylabel="milliseconds")
+    with replacing(path) as beside:
+        FigureCanvasSVG(figure).print_svg(str(beside), metadata={"Date": None})
+
+
+def panel(found: Sequence[Line], axes: Axes) -> None:
+    """The lines of one mode; a ring marks where each crosses that of softmax."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    colors = iter(COLORS)
+    for line in found:
+        color = "black" if line.rule is SOFTMAX else next(colors, "0.5")
+        axes.plot(list(line.seconds), [1e3 * x for x in line.seconds.values()], color=color, label=line.rule.title)
+        softmax = softmax_of(found, line)
+        at = None if softmax is None or line.rule is SOFTMAX else crossover(line.seconds, softmax.seconds)
+        if at:
+            axes.plot(at, 1e3 * between(line.seconds, at), "o", color=color, markerfacecolor="white")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
+
+def between(seconds: dict[int, float], T: float) -> float:
+    """The height of a line at T, on its logarithms."""
+    low, high = max(x for x in seconds if x <= T), min(x for x in seconds if x >= T)
+    if low == high:
+        return seconds[low]
+    import math
+
+    share = math.log(T / low) / math.log(high / low)
+    return seconds[low] ** (1 - share) * seconds[high] ** share

@@ -1,0 +1,187 @@
+"""One race: entrants are made ready, called once, held against the truth, and only then timed, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+from rebracket.bench.cases import Case, Inputs, Shape, inputs
+from rebracket.bench.clock import SLOW, Laps, Pace, Timing, laps, threads
+from rebracket.bench.entrant import Attempt, Entrant, NotCoveredError
+from rebracket.bench.limits import Limits, least, yardstick
+from rebracket.bench.memory import First, first
+from rebracket.bench.truth import LIMITS, Truth
+
+Status = Literal["ready", "timed", "refused", "slow", "failed", "wrong"]
+
+
+@final
+@dataclass(frozen=True)
+class Lane:
+    """One entrant with its case."""
+
+    entrant: Entrant
+    case: Case
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """What came of a lane.
+
+    Args:
+        entrant: its name.
+        is_peer: whether it is somebody else's.
+        case: what it computed.
+        threads: torch's, and what an entrant with threads of its own was told.
+        status: whether it was timed, and if not, why in one word; "wrong" is a result that the truth does not bear out.
+        reason: why it was not timed.
+        timing: seconds a call; None unless it was timed.
+        error: its results' largest distance from the truth, over the largest there; None when it did not run.
+        nbytes: the most that its first call added to the process, results included.
+        least: the seconds to compare with, see `rebracket.bench.limits.least`.
+        others: cores that other processes used meanwhile.
+    """
+
+    entrant: str
+    is_peer: bool
+    case: Case
+    threads: int
+    status: Status = "ready"
+    reason: str = ""
+    timing: Timing | None = None
+    error: float | None = None
+    nbytes: int | None = None
+    least: float | None = None
+    others: float | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of what the machine can do was reached: 1 is the limit."""
+        return None if self.timing is None or self.least is None else self.least / self.timing.median
+
+
+@final
+class Form:
+    """How long entrants took so far, which tells who would take too long for the next case.
+
+    Args:
+        longest: seconds that one call may take.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+        self._seen: dict[tuple[object, ...], tuple[Shape, float]] = {}
+
+    def note(self, row: Row) -> None:
+        """Takes a timed row into account."""
+        if row.timing is not None:
+            self._seen[key(row.entrant, row.case)] = (row.case.shape, row.timing.median)
+
+    def expected(self, lane: Lane) -> float:
+        """The seconds of one call, going by the last case of the kind; 0 where nothing is known."""
+        if key(lane.entrant.name, lane.case) not in self._seen:
+            return 0.0
+        shape, seconds = self._seen[key(lane.entrant.name, lane.case)]
+        now = lane.case.shape
+        wider = now.heads * now.D**2 / (shape.heads * shape.D**2)
+        return seconds * wider * (now.T / shape.T) ** lane.entrant.growth(lane.case)
+
+
+def key(entrant: str, case: Case) -> tuple[object, ...]:
+    return entrant, case.rule, case.mode, case.dtype
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """The inputs and the truth of a case, which all its entrants share."""
+
+    x: Inputs
+    truth: Truth
+
+    @classmethod
+    def of(cls, case: Case) -> Ground:
+        return cls(inputs(case), Truth.of(case))
+
+
+def grounds(lanes: Sequence[Lane]) -> dict[Case, Ground]:
+    return {case: Ground.of(case) for case in dict.fromkeys(lane.case for lane in lanes)}
+
+
+def race(
+    lanes: Sequence[Lane], ground: Mapping[Case, Ground], limits: Limits, pace: Pace, form: Form
+) -> tuple[Row, ...]:
+    """Runs lanes side by side on as many threads as `limits` was measured with.
+
+    Args:
+        lanes: who runs what; the yardstick is that of the first.
+        ground: of every case among them.
+        limits: of the machine.
+        pace: of the measurement.
+        form: from earlier races; learns from this one.
+
+    Returns:
+        A row for each lane, and at the end one for the yardstick.
+    """
+    with threads(limits.threads):
+        started = [start(lane, ground[lane.case], limits.threads, form) for lane in lanes]
+        rows = [row for row, _ in started]
+        rows = finish(rows, run(started, lanes[0].case, pace), limits)
+    for row in rows:
+        form.note(row)
+    return tuple(rows)
+
+
+def start(lane: Lane, ground: Ground, count: int, form: Form) -> tuple[Row, Attempt | None]:
+    """Makes a lane ready, calls it once and checks what it gave; the attempt is None where there is nothing to time."""
+    row = Row(lane.entrant.name, lane.entrant.is_peer, lane.case, count)
+    expected = form.expected(lane)
+    if expected > form.longest:
+        return replace(row, status="slow", reason=f"about {expected:.0f} s a call, over {form.longest:g} s"), None
+    try:
+        attempt = lane.entrant.prepare(lane.case, ground.x, count)
+        made = first(attempt.run) if expected else first_of_all(attempt)
+        errors = ground.truth.errors(attempt.results(made.made))
+    except NotCoveredError as refusal:
+        return replace(row, status="refused", reason=str(refusal)), None
+    except Exception as error:  # whatever somebody else's code does, the others run on
+        return replace(row, status="failed", reason=f"{type(error).__name__}: {error}"[:200]), None
+    return judged(row, made, errors), attempt
+
+
+def first_of_all(attempt: Attempt) -> First:
+    """The first call of an entrant's first case, after one that loads whatever it needs."""
+    attempt.run()
+    return first(attempt.run)
+
+
+def judged(row: Row, made: First, errors: Mapping[str, float]) -> Row:
+    """A row after its first call: wrong, timed already when that was slow, or ready."""
+    name = max(errors, key=errors.__getitem__)
+    worst = errors[name]
+    row = replace(row, error=worst, nbytes=made.nbytes)
+    if not worst <= LIMITS[row.case.dtype]:
+        return replace(row, status="wrong", reason=f"{name} is off by {worst:.1e} of the largest")
+    return replace(row, timing=Timing((made.seconds,)), status="timed" if made.seconds > SLOW else "ready")
+
+
+def run(started: Sequence[tuple[Row, Attempt | None]], case: Case, pace: Pace) -> Laps:
+    """Times the yardstick of a case and all that is ready, by their places."""
+    places = enumerate(started)
+    ready = {str(place): attempt.run for place, (row, attempt) in places if attempt and row.status == "ready"}
+    return laps({"yardstick": yardstick(case)[1], **ready}, pace)
+
+
+def finish(rows: Sequence[Row], found: Laps, limits: Limits) -> list[Row]:
+    """The rows with what the clock said."""
+    beside = found.timings["yardstick"]
+    timed = [timing(row, found.timings.get(str(place))) for place, row in enumerate(rows)]
+    name = yardstick(rows[0].case)[0]
+    stick = Row(name, False, rows[0].case, limits.threads, "timed", timing=beside)
+    return [*(replace(row, least=least(row.case, limits, beside), others=found.others) for row in timed), stick]
+
+
+def timing(row: Row, found: Timing | None) -> Row:
+    return row if found is None else replace(row, timing=found, status="timed")

@@ -1,0 +1,268 @@
+"""`rebracket generate`."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, final
+
+import typer
+
+if TYPE_CHECKING:
+    from rebracket.lm import LanguageModel, Tokenizer
+    from rebracket.lm.generation import Generation, Settings
+
+STDIN = "-"
+STOPPED = 130
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="The folder of a model or of a run.", show_default=False)],
+    prompt: Annotated[list[str] | None, typer.Option(help="How a text begins; given again for a batch.")] = None,
+    prompt_file: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="A file that is a prompt; '-' is standard input.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Most tokens for each text; 0 only reads the prompts.")] = 200,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: the likeliest token; 1: the model's own odds.  [default: 0.8]")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Choose among so many likeliest tokens.  [default: 0, all]")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Choose among the likeliest tokens that hold this share.  [default: 1]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the first text; the n-th after it has seed + n.  [default: 0]")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends a text and is not shown; may be given again.")] = None,
+    endless: Annotated[
+        bool | None, typer.Option("--endless/--may-end", help="Whether a document never ends.  [default: may end]")
+    ] = None,
+    state: Annotated[Path | None, typer.Option(metavar="FILE", help="Go on from what an earlier call saved.")] = None,
+    save_state: Annotated[Path | None, typer.Option(metavar="FILE", help="Save all that going on takes.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Show each prompt before its text.")] = False,
+    report_every: Annotated[int, typer.Option(min=0, help="Tokens between reports of time and memory.")] = 0,
+) -> None:
+    """Continue texts with a model, from prompts or from a state that an earlier call saved.
+
+    With --state, what is not given is as in the earlier call, and several prompts may go on from one saved text.
+    Text goes to standard output, figures to standard error. Ctrl-C ends the texts, and saves the state if asked to.
+    """
+    from rebracket.lm import load_model
+    from rebracket.lm.generation import refuse_replacing
+    from rebracket.train.trained import model_folder
+
+    if save_state is not None:
+        refuse_replacing(save_state)
+    prompts = [*(prompt or []), *map(text_of, prompt_file or [])]
+    asked = Asked(temperature, top_k, top_p, seed, stop, endless)
+    texts = opened(*load_model(model_folder(model)), state, prompts, asked)
+    pages = Pages(len(texts.rows))
+    meter = Meter(texts, report_every)
+    absorb(texts, prompts, pages, meter, echo)
+    whole = write(texts, tokens, pages, meter)
+    finish(texts, pages, save_state)
+    meter.end()
+    if not whole:
+        raise typer.Exit(STOPPED)
+
+
+@final
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says about how texts are continued; None leaves it as it was."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    stop: Sequence[str] | None
+    endless: bool | None
+
+    def over(self, before: "Settings") -> "Settings":
+        """The settings with what was asked for in them."""
+        named = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
+        sampler = replace(before.sampler, **{name: value for name, value in named.items() if value is not None})
+        sampler = sampler if self.top_k is None else replace(sampler, top_k=self.top_k or None)
+        stop = before.stop if self.stop is None else tuple(self.stop)
+        return replace(
+            before, sampler=sampler, stop=stop, endless=before.endless if self.endless is None else self.endless
+        )
+
+
+def text_of(name: str) -> str:
+    """A prompt in a file, bytes that are no UTF-8 included."""
+    data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+    if not data:
+        raise ValueError(f"{name}: this prompt is empty")
+    return data.decode("utf-8", "surrogateescape")
+
+
+def opened(
+    model: "LanguageModel", tokenizer: "Tokenizer", state: Path | None, prompts: Sequence[str], asked: Asked
+) -> "Generation":
+    """The texts to continue, one for each prompt."""
+    from rebracket.lm.generation import Generation, Settings
+
+    if state is None:
+        return Generation.begin(model.eval(), tokenizer, max(len(prompts), 1), asked.over(Settings()))
+    texts = Generation.load(state, model.eval(), tokenizer)
+    texts = texts.with_settings(asked.over(texts.settings))
+    if not prompts and all(row.ended for row in texts.rows):
+        raise ValueError(f"{state}: nothing goes on: every text in it has ended; give a prompt")
+    if len(prompts) in (0, len(texts.rows)):
+        return texts
+    if len(texts.rows) > 1:
+        raise ValueError(f"{state} holds {len(texts.rows)} texts; give as many prompts or none, got {len(prompts)}")
+    return texts.fork(len(prompts))
+
+
+def absorb(texts: "Generation", prompts: Sequence[str], pages: "Pages", meter: "Meter", echo: bool) -> None:
+    """Reads the prompts; what earlier calls held back of the texts is shown before them."""
+    prompts = prompts or [""] * len(texts.rows)
+    for row, held in enumerate(texts.read(prompts, report=meter.reading)):
+        pages.add(row, held + (prompts[row] if echo else ""))
+    meter.begin()
+
+
+def write(texts: "Generation", tokens: int, pages: "Pages", meter: "Meter") -> bool:
+    """Continues the texts and shows them; returns whether nobody asked to stop."""
+    from rebracket.train.interrupt import Interrupt
+
+    with Interrupt() as interrupt:
+        for pieces in texts.grow(tokens):
+            for piece in pieces:
+                pages.add(piece.row, piece.text)
+                if piece.ended:
+                    pages.end(piece.row)
+            meter.step(len(pieces))
+            if interrupt.asked:
+                return False
+    return True
+
+
+def finish(texts: "Generation", pages: "Pages", save_state: Path | None) -> None:
+    """Saves the state, or shows what it would have held back."""
+    if save_state is not None:
+        texts.save(save_state)
+    else:
+        for row, held in enumerate(texts.rest()):
+            pages.add(row, held)
+    for row in range(len(texts.rows)):
+        pages.end(row)
+    # A saved text is not at its end, and its other half is to fit behind it.
+    if save_state is None or len(texts.rows) > 1:
+        sys.stdout.write("\n")
+    sys.stdout.flush()
+    if save_state is not None and sys.stdout.isatty():
+        say("")
+
+
+@final
+class Pages:
+    """Texts on standard output, one behind the other: the first that is not over as it grows.
+
+    What comes of the others waits for their turn, as text.
+
+    Args:
+        count: how many; several get a line of their number before each.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._waiting = [[head(row, count)] for row in range(count)]
+        self._over = [False] * count
+        self._turn = 0
+        self._show()
+
+    def add(self, row: int, text: str) -> None:
+        """More of a text."""
+        self._waiting[row].append(text)
+        if row == self._turn:
+            self._show()
+
+    def end(self, row: int) -> None:
+        """A text is over."""
+        self._over[row] = True
+        while self._turn < len(self._over) - 1 and self._over[self._turn]:
+            self._turn += 1
+            self._show()
+
+    def _show(self) -> None:
+        text = "".join(self._waiting[self._turn])
+        self._waiting[self._turn].clear()
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def head(row: int, count: int) -> str:
+    if count == 1:
+        return ""
+    return f"==> {row + 1} of {count} <==\n" if row == 0 else f"\n\n==> {row + 1} of {count} <==\n"
+
+
+@final
+class Meter:
+    """Time, memory and state, on standard error.
+
+    Args:
+        texts: that are continued.
+        every: steps between reports; 0 for none before the end.
+    """
+
+    def __init__(self, texts: "Generation", every: int) -> None:
+        self._texts = texts
+        self._every = every
+        self._begun = self._now = self._reported = time.perf_counter()
+        self._read = sum(row.read for row in texts.rows)
+        self._steps = self._written = 0
+        self._reading = ""
+
+    def reading(self, done: int, total: int) -> None:
+        """Prompts are being read."""
+        if done < total and sys.stderr.isatty():
+            say(f"read {done:,} of {total:,} tokens")
+
+    def begin(self) -> None:
+        """All prompts are read."""
+        now = time.perf_counter()
+        count = sum(row.read for row in self._texts.rows) - self._read
+        self._reading = pace("read", count, now - self._begun)
+        self._begun = self._now = self._reported = now
+
+    def step(self, tokens: int) -> None:
+        """Every growing text has one more token."""
+        self._steps += 1
+        self._written += tokens
+        self._now = time.perf_counter()
+        if self._every and self._steps % self._every == 0:
+            self._report()
+
+    def end(self) -> None:
+        """All is written."""
+        model, counts = self._texts.model, [row.read for row in self._texts.rows]
+        dtype = model.embed.weight.dtype
+        equal = sum(model.config.kv_cache_nbytes(count, dtype=dtype) for count in counts)
+        say(self._reading)
+        say(pace("wrote", self._written, self._now - self._begun))
+        held = f"state {self._texts.nbytes:,} bytes; keys and values of softmax {equal:,} bytes"
+        say(f"{held} after {sum(counts):,} tokens")
+
+    def _report(self) -> None:
+        from rebracket.lm.resources import peak_nbytes
+
+        each = (self._now - self._reported) / self._every * 1000
+        self._reported = self._now
+        say(
+            f"tokens {self._steps}: {each:.2f} ms/token, peak memory {peak_nbytes() / 1e6:.0f} MB, "
+            f"state {self._texts.nbytes:,} bytes"
+        )
+
+
+def pace(what: str, tokens: int, seconds: float) -> str:
+    return f"{what} {tokens:,} tokens in {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
+
+
+def say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,159 @@
+"""Packed rows of tokens, in an order that seed and number alone decide."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rebracket.data.tokens import TokenStream
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One packed row: every token is asked to be predicted from those before it in its own sequence.
+
+    Args:
+        tokens: [1, T] int64, what the model reads; the first of a document is the document mark.
+        targets: [1, T] int64, the token after each; after a document's last token that is the next mark, its end.
+        cu_seqlens: [N+1] int64, where sequences begin: at document marks and at each new context; the last is T.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    cu_seqlens: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch elsewhere."""
+        return Batch(self.tokens.to(device), self.targets.to(device), self.cu_seqlens.to(device))
+
+
+@final
+@dataclass(frozen=True)
+class Batches:
+    """The training batches, numbered 0, 1, 2, ... without end.
+
+    A stream of N tokens gives N // context contexts per epoch, cut from a start that moves each epoch and visited in a
+    shuffled order; both come from (seed, epoch) by integer arithmetic, so batch n is the same on every machine and
+    needs no memory of the ones before it.
+
+    Args:
+        stream: the documents' tokens, read as a ring.
+        context: tokens per context, C >= 1.
+        batch_tokens: tokens per batch, T, a multiple of context.
+        seed: any integer >= 0.
+
+    Raises:
+        ValueError: a stream shorter than a context, or batch_tokens that is no multiple of context.
+
+    Cost: a batch reads T tokens from the memory map; the first batch of an epoch sorts N / context numbers.
+
+    Example:
+        >>> row = np.array([9, 1, 2, 9, 3, 4], np.uint16)
+        >>> batches = Batches(TokenStream(row, 9, 2, 4, ""), context=3, batch_tokens=6, seed=0)
+        >>> batches[0].tokens.tolist()
+        [[9, 3, 4, 9, 1, 2]]
+        >>> batches[0].cu_seqlens.tolist()
+        [0, 3, 6]
+    """
+
+    stream: TokenStream
+    context: int
+    batch_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens % self.context:
+            raise ValueError(f"batch_tokens must be a multiple of the context {self.context}, got {self.batch_tokens}")
+        if len(self.stream) <= self.context:
+            raise ValueError(
+                f"text must be longer than one context of {self.context} tokens, got {len(self.stream)}; "
+                f"give more text or a shorter context"
+            )
+
+    @property
+    def contexts(self) -> int:
+        """Contexts per epoch."""
+        return len(self.stream) // self.context
+
+    def __getitem__(self, number: int) -> Batch:
+        per_batch = self.batch_tokens // self.context
+        first = number * per_batch
+        starts = [self._start(context) for context in range(first, first + per_batch)]
+        return gather(self.stream, np.array(starts), self.context)
+
+    def _start(self, number: int) -> int:
+        epoch, place = divmod(number, self.contexts)
+        moved = int(mixed(self.seed, epoch, 1)[0]) % len(self.stream)
+        return moved + int(order(self.seed, epoch, self.contexts)[place]) * self.context
+
+
+def ordered(stream: TokenStream, context: int, batch_tokens: int, limit: int = 0) -> Iterator[Batch]:
+    """Batches that ask for every token of a stream exactly once, in order, cut into contexts like training batches.
+
+    Args:
+        stream: the documents' tokens.
+        context: tokens per context, >= 1.
+        batch_tokens: tokens per batch, a multiple of context; the last batch is shorter.
+        limit: about how many tokens to give at most, in batches evenly spread over the stream; 0 gives all.
+
+    Yields:
+        The batches; their targets together are every token and every end of a document, once (without a limit).
+
+    Example:
+        >>> row = np.array([9, 1, 2, 9, 3, 4], np.uint16)
+        >>> [batch.targets.tolist() for batch in ordered(TokenStream(row, 9, 2, 4, ""), 2, 4)]
+        [[[1, 2, 9, 3]], [[4, 9]]]
+    """
+    starts = range(0, len(stream), batch_tokens)
+    for place in spread(len(starts), limit // batch_tokens if limit else len(starts)):
+        width = min(batch_tokens, len(stream) - starts[place])
+        yield cut(stream, starts[place], width, context)
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """Up to `wanted` of `count` places, at least one, evenly spread."""
+    wanted = min(max(wanted, 1), count)
+    return [place * count // wanted for place in range(wanted)]
+
+
+def gather(stream: TokenStream, starts: np.ndarray, context: int) -> Batch:
+    """One row of as many contexts as there are starts."""
+    places = (starts[:, None] + np.arange(context + 1)) % len(stream)
+    read = stream.tokens[places].astype(np.int64)
+    return packed(read[:, :-1].reshape(-1), read[:, 1:].reshape(-1), context, stream.mark)
+
+
+def cut(stream: TokenStream, start: int, width: int, context: int) -> Batch:
+    read = stream.tokens[np.arange(start, start + width + 1) % len(stream)].astype(np.int64)
+    return packed(read[:-1], read[1:], context, stream.mark)
+
+
+def packed(tokens: np.ndarray, targets: np.ndarray, context: int, mark: int) -> Batch:
+    begins = tokens == mark
+    begins[::context] = True
+    cu_seqlens = np.append(np.flatnonzero(begins), len(tokens))
+    return Batch(torch.from_numpy(tokens)[None], torch.from_numpy(targets)[None], torch.from_numpy(cu_seqlens))
+
+
+@lru_cache(maxsize=4)
+def order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """A shuffle of range(count): sorted by a hash of (seed, epoch, number)."""
+    return np.argsort(mixed(seed, epoch, count), kind="stable")
+
+
+def mixed(seed: int, epoch: int, count: int) -> np.ndarray:
+    """[count] uint64 hashes; SplitMix64 (Steele et al. 2014), which no library version can change."""
+    key = splitmix(splitmix(np.array([seed], np.uint64)) + np.uint64(epoch))
+    return splitmix(key + np.arange(count, dtype=np.uint64))
+
+
+def splitmix(numbers: np.ndarray) -> np.ndarray:
+    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))

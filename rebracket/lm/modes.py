@@ -1,0 +1,126 @@
+"""The same model over the same text in every way it can compute it: what each costs, and how far they lie apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, final, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rebracket.lm.checkpoints import load_model
+from rebracket.lm.model import LanguageModel
+from rebracket.lm.resources import forget_peak, peak_nbytes, resident_nbytes
+
+Way = Literal["parallel", "chunk", "recurrent", "step"]
+WAYS: tuple[Way, ...] = get_args(Way)
+# Tokens whose logits are in memory at once.
+SLICE = 256
+WARM = 2
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """What one way took, and how well the text was foreseen.
+
+    Args:
+        seconds: for the text, logits included.
+        nbytes: the most memory held while it ran, beyond what was held before.
+        nats: sum of -ln p over the tokens after the first.
+    """
+
+    seconds: float
+    nbytes: int
+    nats: float
+
+
+@final
+@dataclass(frozen=True)
+class Apart:
+    """How far logits lie from those of another way.
+
+    Args:
+        largest: the largest difference of two logits.
+        spread: standard deviation of the logits.
+    """
+
+    largest: float
+    spread: float
+
+    @property
+    def relative(self) -> float:
+        """The largest difference in units of the spread."""
+        return self.largest / self.spread if self.spread else self.largest
+
+
+def logits_by(model: LanguageModel, tokens: Tensor, way: Way) -> Iterator[Tensor]:
+    """The logits [t,vocab] of a text [T], some tokens at a time.
+
+    "parallel", "chunk" and "recurrent" read the text in one call in that mode; "step" reads token after token, as
+    generation does.
+
+    Example:
+        >>> from rebracket.lm.config import Config
+        >>> layers = [{"mixer": "gla", "heads": 2}]
+        >>> model = LanguageModel(Config.from_dict({"vocab_size": 7, "d_model": 8, "context": 6, "layers": layers}))
+        >>> [[len(part) for part in logits_by(model, torch.tensor([1, 2, 3]), way)] for way in ("chunk", "step")]
+        [[3], [1, 1, 1]]
+    """
+    if way == "step":
+        return stepped(model, tokens)
+    x, _ = model.read(tokens[None], mode=way)
+    return (model.logits(part) for part in x[0].split(SLICE))
+
+
+def stepped(model: LanguageModel, tokens: Tensor) -> Iterator[Tensor]:
+    cache = model.empty_cache(1)
+    for token in tokens.split(1):
+        logits, cache = model.step(token, cache, inplace=True)
+        yield logits
+
+
+@torch.inference_mode()
+def measure(folder: Path, tokens: Sequence[int], way: Way, out: Path) -> Measured:
+    """Loads a model, runs a text through it in one way, and writes the logits, as float32, to a file.
+
+    Meant for a process of its own, so that no other way has left its memory behind.
+
+    Args:
+        folder: of the model, which computes in float32.
+        tokens: the text, at least two.
+        way: how.
+        out: the file.
+
+    Returns:
+        What it took.
+    """
+    model, text = load_model(folder)[0].float().eval(), torch.tensor(tokens)
+    for _ in logits_by(model, text[:WARM], way):
+        pass
+    forget_peak()
+    before, begun, nats, place = resident_nbytes(), time.perf_counter(), 0.0, 1
+    with out.open("wb") as file:
+        for logits in logits_by(model, text, way):
+            file.write(logits.numpy().data)
+            targets = text[place : place + len(logits)]
+            nats += F.cross_entropy(logits[: len(targets)], targets, reduction="sum").item() if len(targets) else 0.0
+            place += len(logits)
+    return Measured(time.perf_counter() - begun, max(peak_nbytes() - before, 0), nats)
+
+
+def apart(first: Path, second: Path) -> Apart:
+    """How far the logits in two files of `measure` lie apart; the spread is that of the first.
+
+    Raises:
+        ValueError: If the files are not of one length.
+    """
+    if first.stat().st_size != second.stat().st_size:
+        raise ValueError(f"{first} and {second} must hold as many logits")
+    one, other = (torch.from_file(str(path), size=path.stat().st_size // 4) for path in (first, second))
+    parts = zip(one.split(1 << 20), other.split(1 << 20), strict=True)
+    return Apart(torch.stack([(a - b).abs().amax() for a, b in parts]).amax().item(), one.std().item())

@@ -1,0 +1,140 @@
+"""Choosing the next token: from the model's distribution, cut and sharpened, with a random number of the row's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+WORD = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+@final
+@dataclass(frozen=True)
+class Sampler:
+    """How the next token is chosen from logits.
+
+        p = softmax(logits / temperature), kept to the `top_k` likeliest tokens, then to the fewest of these that hold
+        `top_p` of what they hold together; the token is where p, summed from the likeliest, passes a number of [0, 1)
+
+    The numbers of a row depend on its seed and on how many it drew before, on nothing else: a row's text does not
+    depend on the rows beside it, and two whole numbers are all that it takes to go on.
+
+    Args:
+        temperature: >= 0; 0 always takes the likeliest token, 1 is the model's own distribution.
+        top_k: tokens to choose among, >= 1; None for all.
+        top_p: share of the probability to choose among, in (0, 1]; 1 for all of it.
+        seed: of the first row, >= 0; row n has seed + n.
+
+    Raises:
+        ValueError: If a number is out of its range.
+
+    Cost: vocab numbers a row; with top_k or top_p the likeliest are sorted.
+
+    Source: top_p is the nucleus of Holtzman et al. 2020.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+        >>> Sampler(temperature=0).choose(logits, [0.9, 0.9])
+        [1, 0]
+        >>> Sampler(top_k=2).choose(logits, [0.1, 0.9])
+        [1, 1]
+    """
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.temperature) and 0 <= self.temperature < math.inf):
+            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature!r}")
+        if self.top_k is not None and not (is_whole(self.top_k) and self.top_k >= 1):
+            raise ValueError(f"top_k must be a whole number of at least 1 (None: all tokens), got {self.top_k!r}")
+        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p!r}")
+        if not (is_whole(self.seed) and 0 <= self.seed <= WORD):
+            raise ValueError(f"seed must be a whole number in [0, 2**64), got {self.seed!r}")
+
+    @property
+    def draws(self) -> bool:
+        """Whether a choice needs a random number."""
+        return self.temperature > 0
+
+    def choose(self, logits: Tensor, numbers: Sequence[float]) -> list[int]:
+        """The next token of each row.
+
+        Args:
+            logits: [B,vocab], of any float dtype.
+            numbers: B numbers in [0, 1), one a row, such as `uniform` gives; not read at temperature 0.
+
+        Returns:
+            B ids.
+
+        Raises:
+            FloatingPointError: If a row has no distribution because a logit is NaN or infinite.
+        """
+        if not self.draws:
+            largest, ids = logits.max(-1)
+            refuse_broken(largest)
+            return ids.tolist()
+        if self.top_k is None and self.top_p == 1:
+            return pick(self.share(logits), numbers).tolist()
+        logits, ids = logits.topk(min(self.top_k or logits.shape[-1], logits.shape[-1]))
+        share = self.nucleus(self.share(logits))
+        return ids.gather(-1, pick(share, numbers)[:, None])[:, 0].tolist()
+
+    def share(self, logits: Tensor) -> Tensor:
+        """The probabilities, in float64, so that a sum over many tokens still knows the rare ones."""
+        return (logits.double() / self.temperature).softmax(-1)
+
+    def nucleus(self, share: Tensor) -> Tensor:
+        """Shares [B,n], largest first, with zeros behind the first that hold `top_p` together."""
+        return share.masked_fill(share.cumsum(-1) - share >= self.top_p, 0)
+
+
+def pick(share: Tensor, numbers: Sequence[float]) -> Tensor:
+    """The place [B] at which the shares [B,n], summed from the left, pass each number's part of the whole."""
+    summed = share.cumsum(-1)
+    part = summed[:, -1] * torch.tensor(numbers, dtype=share.dtype, device=share.device)
+    refuse_broken(part)
+    return torch.searchsorted(summed, part[:, None], right=True)[:, 0]
+
+
+def refuse_broken(numbers: Tensor) -> None:
+    """Raises if a number that the logits led to is none; NaN spreads to all of these."""
+    if not bool(numbers.isfinite().all()):
+        raise FloatingPointError("logits hold NaN or infinity: the model's weights or the state are damaged")
+
+
+def uniform(seed: int, place: int) -> float:
+    """The `place`-th number of the stream of a seed, in [0, 1), the same on every machine.
+
+    Source: SplitMix64, Steele et al. 2014.
+
+    Example:
+        >>> uniform(0, 0) == uniform(0, 0), uniform(0, 0) == uniform(0, 1), uniform(0, 0) == uniform(1, 0)
+        (True, False, False)
+    """
+    return (mixed(mixed(seed) + place * GOLDEN) >> 12) / (1 << 52)
+
+
+def mixed(number: int) -> int:
+    """A 64-bit number that depends on every bit of the given one."""
+    number = (number + GOLDEN) & WORD
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & WORD
+    return number ^ (number >> 31)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return is_whole(value) or isinstance(value, float)

@@ -1,0 +1,152 @@
+"""Laws of decays: strong gates cost nothing, weak gates are kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rebracket.ops.state import Output
+from rebracket.testing.budgets import check, check_all, error
+from rebracket.testing.results import define, results, values
+from rebracket.testing.rows import Law, Operator, Row, in_every_mode
+from rebracket.testing.samples import Case, Sample, draw, write_names
+
+GATES = (-1e4, -1e6, -1e30, -torch.inf)
+PLACE = 19
+"""The token that is gated: in the middle of a chunk, whatever the chunk."""
+
+
+def strong_gate_costs_nothing(op: Operator, row: Row) -> None:
+    """After a gate of -1e4 ... -inf everything is as exact as after a gate of 0; its own gradient is 0."""
+    plain = errors(op, row, 0.0)
+    for gate in GATES:
+        for name, found in errors(op, row, gate).items():
+            limit = 2 * plain[name] + 4 * torch.finfo(row.dtype).eps
+            if not found <= limit:
+                raise AssertionError(f"gate {gate}: {name}: error {found:.2e} > {limit:.2e}, {plain[name]:.2e} without")
+
+
+def errors(op: Operator, row: Row, gate: float) -> dict[str, float]:
+    """The error of every result against the token loop in float64, when one token is gated."""
+    found = results(lambda x: op.attend(x, row), gated(row.case, gate))
+    own = found["grad log_decay"][:, PLACE, ..., ::2]
+    if gate < 0 and bool(own.any()):
+        raise AssertionError(f"gate {gate}: gradient {float(own.abs().amax()):.2e} of log_decay, expected 0")
+    return {name: error(x, gated_exactly(row.case, gate)[name]) for name, x in found.items()}
+
+
+@functools.cache
+def gated_exactly(case: Case, gate: float) -> dict[str, Tensor]:
+    return results(define, gated(case, gate).to(torch.float64))
+
+
+def gated(case: Case, gate: float) -> Sample:
+    """The sample of a case with one strong gate in every other head, or channel."""
+    s = draw(case)
+    assert s.log_decay is not None
+    log_decay = s.log_decay.clone()
+    log_decay[:, PLACE, ..., ::2] = gate
+    return replace(s, log_decay=log_decay)
+
+
+def with_gates() -> Iterator[Row]:
+    rules = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in ("token", "channel")]
+    extras = [Case("additive", "token", dtype=torch.float32, normalize=True)]
+    return in_every_mode([*rules, *extras, Case("additive", "channel", dtype=torch.float32, bonus=True)])
+
+
+def reset_is_two_runs(op: Operator, row: Row) -> None:
+    """log_decay = -inf begins anew: what follows is a run of its own."""
+    s = draw(row.case)
+    assert s.log_decay is not None
+    log_decay = s.log_decay.clone()
+    log_decay[:, PLACE] = -torch.inf
+    whole = op.attend(replace(s, log_decay=log_decay), row)
+    alone = op.attend(replace(s.tokens(PLACE, s.T), state=None), row)
+    check_all(values(Output(whole.out[:, PLACE:], whole.state)), values(alone), row.dtype)
+
+
+def resettable() -> Iterator[Row]:
+    rules = [Case(write, decay) for write in write_names() for decay in ("token", "channel")]
+    return in_every_mode([*rules, Case("additive", "token", normalize=True)])
+
+
+def strong_gates_are_finite(op: Operator, row: Row) -> None:
+    """Every gate -50, -88 or -inf, or the first -88 and the rest 0: finite, exact, gradients too."""
+    for first, rest in STRONG:
+        found = results(lambda x: op.attend(x, row), strong(row.case, first, rest))
+        check_all(found, strong_exactly(row.case, first, rest), row.dtype, f"gates {first}, {rest}, ...:")
+
+
+STRONG = ((-50.0, -50.0), (-88.0, -88.0), (-104.0, -104.0), (-torch.inf, -torch.inf), (-88.0, 0.0))
+"""The first gate, and all others."""
+
+
+def strong(case: Case, first: float, rest: float) -> Sample:
+    s = draw(case)
+    assert s.log_decay is not None
+    log_decay = torch.full_like(s.log_decay, rest)
+    log_decay[:, 0] = first
+    return replace(s, log_decay=log_decay)
+
+
+@functools.cache
+def strong_exactly(case: Case, first: float, rest: float) -> dict[str, Tensor]:
+    return results(define, strong(case, first, rest).to(torch.float64))
+
+
+def gated_in_all_dtypes() -> Iterator[Row]:
+    """Every rule in float32; each kind of rule in the smaller dtypes."""
+    decays = ("token", "channel")
+    found = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in decays]
+    small = (torch.bfloat16, torch.float16)
+    low = [Case(write, "token", dtype=dtype) for write in ("additive", "delta") for dtype in small]
+    return in_every_mode([*found, *low])
+
+
+def weak_gates_keep_their_effect(op: Operator, row: Row) -> None:
+    """Gates of -1e-12 (float64) and -1e-5 (float32) over 4,096 tokens take away exp of their sum, to 1 %."""
+    gate = -1e-12 if row.dtype == torch.float64 else -1e-5
+    s = quiet_after_first(draw(row.case), gate)
+    found = op.attend(s, row)
+    kept = -torch.expm1(torch.tensor(gate * (s.T - 1), dtype=torch.float64))
+    whole = s.k[:, 0, :, :, None].double() * written(s)[:, 0, :, None, :].double()
+    lost = (whole - found.state.memory.double()) / whole
+    check("part lost by the state", lost, kept.expand_as(lost), 1e-2)
+    reads = torch.einsum("bhk,bhkv->bhv", s.q[:, -1].double(), whole)
+    unread = (reads - found.out[:, -1].double()) / reads
+    check("part lost by the last output", unread, kept.expand_as(unread), 1e-2)
+
+
+def quiet_after_first(s: Sample, gate: float) -> Sample:
+    """One write at the first token, nothing after it, and every gate weak."""
+    assert s.log_decay is not None
+    once = s.timed(lambda x, entries: torch.cat((x[:, :entries], torch.zeros_like(x[:, entries:])), 1))
+    q = torch.ones_like(s.q)
+    k = torch.cat((torch.ones_like(s.k[:, :1]), torch.zeros_like(s.k[:, 1:])), 1)
+    return replace(once, q=q, k=k, scale=1.0, state=None, log_decay=torch.full_like(s.log_decay, gate))
+
+
+def written(s: Sample) -> Tensor:
+    """The values as the rule of a quiet sample writes them into an empty state."""
+    out = define(replace(s.tokens(0, 1), log_decay=None))
+    return out.out / s.q.shape[-1]
+
+
+def weakly_gated() -> Iterator[Row]:
+    for write in ("additive", "delta"):
+        for decay in ("head", "token", "channel"):
+            yield Row(Case(write, decay, "T4096"), "chunk", 64)
+            yield Row(Case(write, decay, "T4096", torch.float32), "chunk", 64)
+
+
+LAWS = (
+    Law(strong_gate_costs_nothing, with_gates),
+    Law(reset_is_two_runs, resettable),
+    Law(strong_gates_are_finite, gated_in_all_dtypes),
+    Law(weak_gates_keep_their_effect, weakly_gated),
+)

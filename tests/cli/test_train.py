@@ -1,0 +1,169 @@
+"""`rebracket train`: killed at any moment it goes on to the same losses; bad input is one line and changes nothing."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rebracket.cli import main
+from rebracket.train.metrics import records
+
+CONFIG = """
+[model]
+d_model = 8
+mlp_dim = 8
+context = 16
+depth = 1
+pattern = ["gated_deltanet"]
+[model.mixers.gated_deltanet]
+heads = 2
+key_dim = 3
+value_dim = 4
+[data]
+text = ["text"]
+vocab_size = 280
+held_out = 0.2
+[train]
+steps = 60
+batch_tokens = 64
+validate_every = 20
+validate_tokens = 64
+checkpoint_every = 7
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with a config and text in it, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REBRACKET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("REBRACKET_TRACEBACK", raising=False)
+    Path("tiny.toml").write_text(CONFIG)
+    Path("text").mkdir()
+    for number in range(40):
+        Path(f"text/{number}.txt").write_text(f"number {number} comes before number {number + 1}\n" * 8)
+    return tmp_path
+
+
+def start(out):
+    """The command in a process of its own."""
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    command = [sys.executable, "-m", "rebracket.cli", "train", "tiny.toml", "--out", out]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def steps(out):
+    return [record["step"] for record in records(Path(out, "metrics.jsonl")) if record["kind"] == "train"]
+
+
+def send(number, process, out, step):
+    """Lets a process come to a step and then sends it a signal; gives its exit code and output."""
+    while process.poll() is None and max(steps(out), default=0) < step:
+        time.sleep(0.001)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=100)
+    return process.returncode, said
+
+
+def measured(out):
+    """Everything in the metrics but what a clock decides."""
+    found = [record for record in records(Path(out, "metrics.jsonl")) if record["kind"] != "start"]
+    return [{key: value for key, value in record.items() if key != "tokens_per_second"} for record in found]
+
+
+def test_killed_and_stopped_and_started_again_it_continues_to_bitwise_the_same_losses(home):
+    unbroken = start("whole")
+    for step in (2, 30):
+        code, _ = send(signal.SIGKILL, start("torn"), "torn", step)
+        assert code == -signal.SIGKILL
+    code, said = send(signal.SIGINT, start("torn"), "torn", 45)
+    reached = steps("torn")[-1]
+    assert code == 130
+    assert said.splitlines()[-1] == (
+        f"stopped at step {reached} of 60, saved; to go on: rebracket train tiny.toml --out torn"
+    )
+    code, said = send(0, start("torn"), "torn", 60)
+    assert code == 0
+    assert f"going on from step {reached} of 60" in said
+    assert unbroken.wait(timeout=100) == 0
+    assert steps("torn") == list(range(1, 61))
+    assert measured("torn") == measured("whole")
+    torn, whole = load_file("torn/model/model.safetensors"), load_file("whole/model/model.safetensors")
+    assert torn.keys() == whole.keys()
+    assert all(np.array_equal(torn[name], whole[name]) for name in torn)
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main(["train", *arguments])
+    shown = capsys.readouterr()
+    return end.value.code, shown.out, shown.err
+
+
+def test_it_says_what_it_is_about_to_do_and_how_it_ended(home, capsys):
+    code, said, _ = call(capsys, "tiny.toml", "--set", "train.steps=3")
+    assert code == 0
+    assert "parameters" in said
+    assert "step 3/3: loss " in said
+    assert "this model" in said
+    assert "xz -9e of this text alone" in said
+    assert "model: runs/tiny/model" in said
+    assert "curve: runs/tiny/curve." in said
+    code, said, _ = call(capsys, "tiny.toml", "--set", "train.steps=3")
+    assert code == 0
+    assert said.startswith("runs/tiny is finished: 3 of 3 steps\n")
+
+
+def test_text_can_be_given_by_option_and_by_pipe(home, capsys, monkeypatch):
+    text = "".join(f"a line of text, the {number}th\n" for number in range(200))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    code, said, _ = call(capsys, "tiny.toml", "--text", "-", "--set", "train.steps=2")
+    assert code == 0
+    assert "of 1 documents" in said
+
+
+def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(home, capsys):
+    Path("empty.txt").write_text("")
+    Path("short.txt").write_text("a\nb\n")
+    Path("broken.toml").write_text("[train\n")
+    Path("thesis").mkdir()
+    Path("thesis/chapter.txt").write_text("precious")
+    cases = {
+        ("missing.toml",): "no config at missing.toml",
+        ("broken.toml",): "broken.toml is no TOML",
+        ("tiny.toml", "--set", "train.stps=3"): "'stps' is unknown, did you mean 'steps'?",
+        ("tiny.toml", "--set", "train.steps=x"): "train.steps must be a whole number, got 'x'",
+        ("tiny.toml", "--set", "model.pattern=['gatd_deltanet']"): "'gatd_deltanet' is unknown",
+        ("tiny.toml", "--set", "train.device=abacus"): "train.device 'abacus' is not to be had here",
+        ("tiny.toml", "--text", "missing.txt"): "no text at missing.txt",
+        ("tiny.toml", "--text", "empty.txt"): "text must not be empty, got no text in empty.txt",
+        ("tiny.toml", "--text", "short.txt"): "text must be longer than one context of 16 tokens, got ",
+        ("tiny.toml", "--out", "thesis"): "thesis holds no run but chapter.txt",
+        ("tiny.toml", "--out", "tiny.toml"): "tiny.toml is a file",
+    }
+    before = sorted(path.as_posix() for path in Path().glob("[!c]*/**"))
+    for arguments, said in cases.items():
+        code, _, error = call(capsys, *arguments)
+        assert code == 2
+        assert said in error
+        assert error.startswith("rebracket: ")
+        assert error.count("\n") == 1
+    assert sorted(path.as_posix() for path in Path().glob("[!c]*/**")) == before
+    assert Path("thesis/chapter.txt").read_text() == "precious"
+
+
+def test_a_run_of_another_config_is_left_as_it_is(home, capsys):
+    call(capsys, "tiny.toml", "--set", "train.steps=2")
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    code, _, error = call(capsys, "tiny.toml", "--set", "train.steps=3")
+    assert code == 2
+    assert "runs/tiny holds a run of another config: train.steps was 2, now 3" in error
+    assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
