@@ -26,7 +26,7 @@ def lines(rows: Iterable[Row]) -> list[Line]:
     """The lines that timed rows of a sweep make."""
     found: dict[tuple[Rule, Mode, int], dict[int, float]] = {}
     for row in rows:
-        if row.timing is not None and row.entrant != "torch.mm":
+        if row.timing is not None and row.status == "timed":
             points = found.setdefault((row.case.rule, row.case.mode, row.threads), {})
             points[row.case.shape.T] = row.timing.median
     return [Line(*of, seconds) for of, seconds in found.items()]

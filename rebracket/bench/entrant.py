@@ -41,7 +41,12 @@ class Entrant(ABC):
 
     @abstractmethod
     def prepare(self, case: Case, x: Inputs, threads: int) -> Attempt:
-        """The call to time, on tensors of its own where it changes them.
+        """The call to time.
+
+        Args:
+            case: what to compute.
+            x: its inputs; the state is the entrant's own, the other tensors are everybody's and stay as they are.
+            threads: to use; torch is set to it.
 
         Raises:
             NotCoveredError: it is not installed, or does not cover the case.

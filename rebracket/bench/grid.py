@@ -8,7 +8,7 @@ from typing import final
 
 from rebracket.bench.cases import Case, Mode, Rule, Shape
 from rebracket.bench.crossover import Line, crossover, lines, softmax_of
-from rebracket.bench.limits import Limits
+from rebracket.bench.limits import PRODUCT, Limits
 from rebracket.bench.program import Outcome
 from rebracket.bench.race import Row
 
@@ -29,34 +29,37 @@ class Grid:
 
 def times(outcome: Outcome) -> Iterator[Grid]:
     """What was raced: a grid for each mode and thread count."""
+    raced = [row for row in outcome.rows if row.entrant != PRODUCT]  # its rate stands among the limits
     for limits in outcome.limits:
         for mode in outcome.program.modes:
-            rows = [row for row in outcome.rows if row.case.mode == mode and row.threads == limits.threads]
+            rows = [row for row in raced if row.case.mode == mode and row.threads == limits.threads]
             if rows:
-                yield Grid(f"{TITLES[mode]}, {threads(limits.threads)}", *raced(rows, time_cell, compare=True))
+                yield Grid(f"{TITLES[mode]}, {threads(limits.threads)}", *table(rows, time_cell, [ratios]))
 
 
 def memory(outcome: Outcome) -> Iterator[Grid]:
     """The memory of first calls, on the first thread count."""
+    first = [row for row in outcome.rows if row.threads == outcome.limits[0].threads]
     for mode in ("forward", "train"):
-        rows = [r for r in outcome.rows if r.case.mode == mode and r.threads == outcome.limits[0].threads]
+        rows = [row for row in first if row.case.mode == mode]
         if rows:
-            yield Grid(f"Memory added, {TITLES[mode].lower()}", *raced(rows, memory_cell, compare=False))
+            yield Grid(f"Memory added, {TITLES[mode].lower()}", *table(rows, memory_cell, []))
 
 
-def raced(
-    rows: Sequence[Row], cell: Callable[[Row], str], compare: bool
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Head and rows: a column for each shape; where asked, what ours and the fastest peer are to each other."""
+def table(
+    rows: Sequence[Row],
+    cell: Callable[[Row], str],
+    summaries: Sequence[Callable[[Sequence[Row], Sequence[Shape]], list[str]]],
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows, a column for each shape: for each rule its entrants, then what sums them up."""
     shapes = list(dict.fromkeys(row.case.shape for row in rows))
     body: list[list[str]] = []
     for rule in dict.fromkeys(row.case.rule for row in rows):
         mine = [row for row in rows if row.case.rule is rule]
         lanes = [[name, *cells(mine, name, shapes, cell)] for name in dict.fromkeys(row.entrant for row in mine)]
-        lanes = [lane for lane in lanes if set(lane[1:]) != {NONE}]
-        lanes += [["fastest peer / ours", *(ratio(mine, shape) for shape in shapes)]] if compare else []
-        lanes = [lane for lane in lanes if set(lane[1:]) != {NONE}]
-        body += [[rule.title if place == 0 else "", *lane] for place, lane in enumerate(lanes)]
+        lanes += [summary(mine, shapes) for summary in summaries]
+        told = [lane for lane in lanes if set(lane[1:]) != {NONE}]
+        body += [["" if place else rule.title, *lane] for place, lane in enumerate(told)]
     return ["rule", "", *map(str, shapes)], body
 
 
@@ -82,37 +85,34 @@ def memory_cell(row: Row) -> str:
     return NONE if row.nbytes is None else f"{row.nbytes / 1e6:,.1f} MB"
 
 
-def ratio(rows: Sequence[Row], shape: Shape) -> str:
-    """The time of the fastest peer over that of our fastest backend."""
-    timed = {row: row.timing.median for row in rows if row.case.shape == shape and row.timing and row.error is not None}
-    ours = [seconds for row, seconds in timed.items() if not row.is_peer]
-    theirs = [row for row in timed if row.is_peer]
+def ratios(rows: Sequence[Row], shapes: Sequence[Shape]) -> list[str]:
+    """The time of the fastest peer over that of our fastest backend, at every shape."""
+    return ["fastest peer / ours", *(ratio([row for row in rows if row.case.shape == shape]) for shape in shapes)]
+
+
+def ratio(rows: Sequence[Row]) -> str:
+    ours = [(x.timing.median, x.entrant) for x in rows if x.timing and x.status == "timed" and not x.is_peer]
+    theirs = [(x.timing.median, x.entrant) for x in rows if x.timing and x.status == "timed" and x.is_peer]
     if not ours or not theirs:
         return NONE
-    fastest = min(theirs, key=timed.__getitem__)
-    return f"{timed[fastest] / min(ours):.2f}x {fastest.entrant}"
+    return f"{min(theirs)[0] / min(ours)[0]:.2f}x {min(theirs)[1]}"
 
 
 def machine_limits(found: Iterable[Limits]) -> Grid:
     """The rates of the machine."""
     head = ["threads", "torch.mm float32", "torch.mm bfloat16", "copy through memory", "copy in cache"]
-    rows = [
-        [
-            str(x.threads),
-            giga(x.float32, "FLOP/s"),
-            giga(x.bfloat16, "FLOP/s"),
-            giga(x.copy, "B/s"),
-            giga(x.cache, "B/s"),
-        ]
-        for x in found
-    ]
-    return Grid("Limits of the machine", head, rows)
+    return Grid("Limits of the machine", head, [[str(x.threads), *rates(x)] for x in found])
+
+
+def rates(found: Limits) -> list[str]:
+    operations = [giga(x, "FLOP/s") for x in (found.float32, found.bfloat16)]
+    return operations + [giga(x, "B/s") for x in (found.copy, found.cache)]
 
 
 def crossovers(outcome: Outcome) -> Grid | None:
     """From which T on each rule is faster than softmax; None without a sweep."""
     found = lines(outcome.sweep)
-    columns = list(dict.fromkeys((line.mode, line.threads) for line in found))
+    columns: list[tuple[Mode, int]] = list(dict.fromkeys((line.mode, line.threads) for line in found))
     rules = [rule for rule in dict.fromkeys(line.rule for line in found) if rule.name != "softmax"]
     if not rules:
         return None
@@ -137,15 +137,13 @@ def worst_errors(outcome: Outcome) -> Grid:
     rows = [row for row in (*outcome.rows, *outcome.sweep) if row.error is not None]
     modes = list(dict.fromkeys(row.case.mode for row in rows))
     names = list(dict.fromkeys(row.entrant for row in rows))
-    found = [
-        [worst(row for row in rows if (row.entrant, row.case.mode) == (name, mode)) for mode in modes] for name in names
-    ]
     head = ["", *(TITLES[mode].lower() for mode in modes)]
-    return Grid("Largest error", head, [[name, *cells] for name, cells in zip(names, found, strict=True)])
+    return Grid("Largest error", head, [[name, *(worst(rows, name, mode) for mode in modes)] for name in names])
 
 
-def worst(rows: Iterable[Row]) -> str:
-    errors = [row.error for row in rows if row.error is not None]
+def worst(rows: Iterable[Row], name: str, mode: str) -> str:
+    mine = (row for row in rows if row.entrant == name and row.case.mode == mode)
+    errors = [row.error for row in mine if row.error is not None]
     return f"{max(errors):.1e}" if errors else NONE
 
 
@@ -172,9 +170,8 @@ def others(outcome: Outcome) -> str:
     found = [row.others for row in outcome.rows if row.others is not None]
     if not found:
         return "This system does not tell what other processes did meanwhile."
-    return (
-        f"Other processes kept {sum(found) / len(found):.2f} cores busy meanwhile on average, {max(found):.2f} at most."
-    )
+    mean = sum(found) / len(found)
+    return f"Other processes kept {mean:.2f} cores busy meanwhile on average, {max(found):.2f} at most."
 
 
 def seconds(value: float) -> str:

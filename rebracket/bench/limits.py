@@ -13,6 +13,7 @@ from torch import Tensor
 from rebracket.bench.cases import Case
 from rebracket.bench.clock import Pace, Timing, laps, threads
 
+PRODUCT, SCALING = "torch.mm", "state * number"
 SIDE = 1024
 LARGE, SMALL = 32 << 20, 64 << 10
 """Numbers of a copy that no cache holds, and of one that stays in a core's own."""
@@ -84,8 +85,8 @@ def yardstick(case: Case) -> tuple[str, Callable[[], Tensor]]:
     if case.mode == "decode":
         shape = case.shape
         state = torch.ones(shape.B, shape.H, shape.D, shape.D + case.rule.normalizes)
-        return "state * number", partial(state.mul_, 1.0)
-    return "torch.mm", product()
+        return SCALING, partial(state.mul_, 1.0)
+    return PRODUCT, product()
 
 
 def least(case: Case, limits: Limits, beside: Timing) -> float:

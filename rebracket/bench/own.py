@@ -14,7 +14,7 @@ from rebracket.bench.torch_call import attempt, decoding
 from rebracket.ops.attention import explain, linear_attention, step
 from rebracket.ops.backend import INSTALLED
 from rebracket.ops.softmax import softmax_attention
-from rebracket.ops.state import Output, State
+from rebracket.ops.state import Output
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
 
@@ -74,13 +74,12 @@ def attended(normalize: bool, backend: str, x: Inputs) -> Tensor:
 
 
 def one_token(case: Case, x: Inputs, backend: str) -> Callable[[], Output]:
-    """The step, in place on a state of its own."""
+    """The step, in place."""
     q, k, v = (x.squeeze(1) for x in (x.q, x.k, x.v))
     log_decay = None if x.log_decay is None else x.log_decay.squeeze(1)
     write = Additive() if x.beta is None else Delta(x.beta.squeeze(1))
-    state = x.state.fork() if isinstance(x.state, State) else None
-    assert state is not None
+    assert x.state is not None
     return partial(
-        step, q, k, v, state=state, log_decay=log_decay, write=write, normalize=case.rule.normalizes, inplace=True,
+        step, q, k, v, state=x.state, log_decay=log_decay, write=write, normalize=case.rule.normalizes, inplace=True,
         backend=backend,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,12 +63,8 @@ def panel(found: Sequence[Line], axes: Axes) -> None:
     axes.legend(frameon=False)
 
 
-def between(seconds: dict[int, float], T: float) -> float:
-    """The height of a line at T, on its logarithms."""
-    low, high = max(x for x in seconds if x <= T), min(x for x in seconds if x >= T)
-    if low == high:
-        return seconds[low]
-    import math
-
+def between(seconds: Mapping[int, float], T: float) -> float:
+    """The height of a line at T, on its logarithms; T is not one of its ends."""
+    low, high = max(x for x in seconds if x < T), min(x for x in seconds if x >= T)
     share = math.log(T / low) / math.log(high / low)
     return seconds[low] ** (1 - share) * seconds[high] ** share

@@ -13,7 +13,7 @@ from rebracket.bench.limits import Limits, least, yardstick
 from rebracket.bench.memory import First, first
 from rebracket.bench.truth import LIMITS, Truth
 
-Status = Literal["ready", "timed", "refused", "slow", "failed", "wrong"]
+Status = Literal["ready", "timed", "refused", "slow", "failed", "wrong", "yardstick"]
 
 
 @final
@@ -105,6 +105,10 @@ class Ground:
     def of(cls, case: Case) -> Ground:
         return cls(inputs(case), Truth.of(case))
 
+    def fresh(self) -> Inputs:
+        """The inputs with a state of their own, since decoding may well be in place."""
+        return replace(self.x, state=None if self.x.state is None else self.x.state.fork())
+
 
 def grounds(lanes: Sequence[Lane]) -> dict[Case, Ground]:
     return {case: Ground.of(case) for case in dict.fromkeys(lane.case for lane in lanes)}
@@ -141,20 +145,16 @@ def start(lane: Lane, ground: Ground, count: int, form: Form) -> tuple[Row, Atte
     if expected > form.longest:
         return replace(row, status="slow", reason=f"about {expected:.0f} s a call, over {form.longest:g} s"), None
     try:
-        attempt = lane.entrant.prepare(lane.case, ground.x, count)
-        made = first(attempt.run) if expected else first_of_all(attempt)
+        if not expected:  # the very first call of an entrant loads whatever it needs
+            lane.entrant.prepare(lane.case, ground.fresh(), count).run()
+        attempt = lane.entrant.prepare(lane.case, ground.fresh(), count)
+        made = first(attempt.run)
         errors = ground.truth.errors(attempt.results(made.made))
     except NotCoveredError as refusal:
         return replace(row, status="refused", reason=str(refusal)), None
     except Exception as error:  # whatever somebody else's code does, the others run on
         return replace(row, status="failed", reason=f"{type(error).__name__}: {error}"[:200]), None
     return judged(row, made, errors), attempt
-
-
-def first_of_all(attempt: Attempt) -> First:
-    """The first call of an entrant's first case, after one that loads whatever it needs."""
-    attempt.run()
-    return first(attempt.run)
 
 
 def judged(row: Row, made: First, errors: Mapping[str, float]) -> Row:
@@ -179,7 +179,7 @@ def finish(rows: Sequence[Row], found: Laps, limits: Limits) -> list[Row]:
     beside = found.timings["yardstick"]
     timed = [timing(row, found.timings.get(str(place))) for place, row in enumerate(rows)]
     name = yardstick(rows[0].case)[0]
-    stick = Row(name, False, rows[0].case, limits.threads, "timed", timing=beside)
+    stick = Row(name, False, rows[0].case, limits.threads, "yardstick", timing=beside)
     return [*(replace(row, least=least(row.case, limits, beside), others=found.others) for row in timed), stick]
 
 

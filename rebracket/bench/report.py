@@ -27,8 +27,8 @@ PROCESSORS = Path("/proc/cpuinfo")
 PAGE, FIGURES, PLOT = "performance.md", "performance.json", "performance.svg"
 
 INTRODUCTION = """\
-Every result was compared with float64 before it was timed; a wrong one is not timed and is marked so. All of a race were
-timed in turns, so that whatever else the machine did fell on all alike. Inputs are {dtype}. This page is made by
+Every result was compared with float64 before it was timed; a wrong one is not timed and is marked so. All of a race
+were timed in turns, so that whatever else the machine did fell on all alike. Inputs are {dtype}. This page is made by
 
 ```sh
 {command}
@@ -38,10 +38,11 @@ on {machine}. {others}
 """
 READING = """\
 A cell is the median time of a call, half the distance of its quartiles, and how it compares with what the machine can
-do. Forward and backward: the least operations there are, 4 D^2 a token and head and 6 D^2 with erasing, three times that
-with the backward pass, at the rate of torch.mm in float32 timed in the same turns (or the bytes at the rate of a copy,
-if that is longer), as a fraction: 1 is the limit. Decode: the time as a multiple of one multiplication of the state by a
-number, in place. A time with "about" was not measured but follows from a shorter sequence. Shapes are BxTxHxD.
+do. Over a sequence that is a fraction of the limit: the least operations there are, 4 D^2 a token and head or 6 D^2
+when erasing, three times as many with the backward pass, at the rate that torch.mm had in float32 in the same turns; or
+the bytes of inputs and output at the rate of a copy, where that takes longer. In decode it is a multiple of the time of
+one multiplication of the state by a number, in place. A time with "about" was not measured: it follows from a shorter
+sequence and would have taken too long. Shapes are BxTxHxD.
 """
 """How to read a grid of times."""
 
@@ -112,14 +113,15 @@ def row_of(cells: Sequence[str]) -> str:
 
 
 def rich(table: Grid) -> Table:
-    """A grid for the terminal; a line stands above every row whose first cell is not empty."""
+    """A grid for the terminal; where rows belong together, a line stands above the first of them."""
     from rich.table import Table
 
     shown = Table(title=table.title, title_justify="left")
     for place, name in enumerate(table.head):
         shown.add_column(name, justify="left" if place < 2 else "right", no_wrap=place > 0)
+    grouped = any(not row[0] for row in table.rows)
     for row in table.rows:
-        if row[0] and len(table.head) > 2:
+        if row[0] and grouped:
             shown.add_section()
         shown.add_row(*row)
     return shown

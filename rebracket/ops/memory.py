@@ -10,7 +10,7 @@ from torch import Tensor
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
-from rebracket.ops.validate import check_tensor
+from rebracket.ops.validate import check_tensor, check_write
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -47,6 +47,7 @@ class AssociativeMemory:
     """
 
     def __init__(self, K: int, V: int, *, write: WriteRule = Additive(), dtype: torch.dtype = torch.float32):
+        check_write(write)
         if K < 1 or V < 1:
             raise ValueError(f"K and V must be at least 1, got {K} and {V}")
         self.rule = write

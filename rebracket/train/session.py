@@ -198,25 +198,20 @@ def corpus_of(data: DataConfig, cache: Path, screen: Screen) -> Corpus:
 
 
 def model_config(values: Mapping[str, Any], vocab_size: int) -> Config:
-    """The model that a table describes: the tokenizer gives its vocabulary, and mixers not in the pattern may stand by.
+    """The model that a table describes, with the vocabulary that the tokenizer gives.
 
     Raises:
-        ValueError: the table is no model's; what stands by is checked too.
+        ValueError: the table is no model's, or has a vocabulary of its own.
 
     Example:
         >>> sizes = {"gla": {"heads": 2}, "softmax": {"heads": 4}}
         >>> table = {"d_model": 16, "context": 8, "depth": 2, "pattern": ["gla"], "mixers": sizes}
-        >>> [layer.mixer for layer in model_config(table, 257).layers]
-        ['gla', 'gla']
+        >>> model_config(table, 257).vocab_size
+        257
     """
     if "vocab_size" in values:
         raise ValueError("model.vocab_size is given by the tokenizer; set data.vocab_size")
-    values = {**values, "vocab_size": vocab_size}
-    mixers, pattern = values.get("mixers"), values.get("pattern")
-    if isinstance(mixers, Mapping) and isinstance(pattern, list) and mixers.keys() > set(pattern):
-        Config.from_dict({**values, "pattern": list(mixers)})
-        values["mixers"] = {name: mixers[name] for name in pattern}
-    return Config.from_dict(values)
+    return Config.from_dict({**values, "vocab_size": vocab_size})
 
 
 def device_of(name: str) -> torch.device:

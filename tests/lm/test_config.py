@@ -115,7 +115,8 @@ def test_wrong_patterns_are_refused(change: dict[str, Any], message: str):
 
 
 def test_sizes_that_a_pattern_leaves_unused_are_kept_for_another_pattern():
-    values = pattern() | {"pattern": ["wide"]}
+    values = pattern()
+    values["pattern"] = ["wide"]
     assert {layer.mixer for layer in Config.from_dict(values).layers} == {values["mixers"]["wide"]["mixer"]}
     values["mixers"]["gated_deltanett"] = {"heads": 2}
     with pytest.raises(ValueError, match="gated_deltanett"):

@@ -38,7 +38,7 @@ NAN, INF = float("nan"), float("inf")
 SHAPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "q of three dimensions": ({"q": torch.randn(T, HQ, K)}, ("q must be [B,T,heads,dim]", "[6, 2, 3]")),
     "k head-first": ({"k": swapped("k")}, ("k must be [B,T,Hq,K] = [2, 6, 2, 3]", "head-first", "k.transpose(1, 2)")),
-    "v head-first": ({"v": swapped("v")}, ("v must be [B,T,H,V]", "head-first")),
+    "v head-first": ({"v": swapped("v")}, ("v must be [B,T,H,V]", "time stands before the heads")),
     "all head-first": ({x: swapped(x) for x in "qkv"}, ("v must be [B,T,H,V]", "time stands before the heads")),
     "k of another dim": ({"k": torch.randn(B, T, HQ, K + 1)}, ("k must be", "got [2, 6, 2, 4]")),
     "v of another length": ({"v": torch.randn(B, T - 1, H, V)}, ("v must be [B,T,H,V] = [2, 6, 4, 5]", "[2, 5, 4, 5]")),

@@ -8,7 +8,7 @@ import torch
 
 from rebracket.backends.cpu import calls, operators
 from rebracket.backends.cpu.calls import Terms
-from rebracket.backends.cpu.library import DTYPES, load
+from rebracket.backends.cpu.library import DTYPES, available
 from rebracket.ops import normalizer
 from rebracket.ops.backend import Backend
 from rebracket.ops.recurrence import Recurrence
@@ -30,7 +30,7 @@ class Cpu(Backend):
             return f"it computes in float32, and q is {call.q.dtype}"
         if chunk not in (None, self.chunk):
             return f"its chunks are {self.chunk} writes, and {chunk} tokens were asked for"
-        if load() is None:
+        if not available():
             return "its kernels were not built, because no C++ compiler was there at installation"
         return None
 

@@ -160,8 +160,9 @@ def backward(
         "log_decay": None if terms.log_decay is None else blank(terms, tuple(terms.log_decay.shape), torch.float32),
     }
     bonus = None if terms.bonus is None else torch.empty(N, H, K)
-    gradients = Gradients(rows(contiguous_rows(grad_out)), *(rows(x) for x in made.values()))
+    grad_out = contiguous_rows(grad_out)  # a pointer into it must not outlive it, so it keeps its name
     grad_memory = None if grad_memory is None else grad_memory.float().contiguous()
+    gradients = Gradients(rows(grad_out), *(rows(x) for x in made.values()))
     gradients.memory_out, gradients.memory_in, gradients.bonus = pointer(grad_memory), pointer(memory), pointer(bonus)
     library.backward(call, gradients)
     found = [*made.values(), None if bonus is None else bonus.sum(0), memory]

@@ -72,6 +72,12 @@ class Library:
         self.entry.rebracket_step(self.kernels, ctypes.byref(call), self.loop)
 
 
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """Whether there are kernels to call; says so once when there are none."""
+    return load() is not None
+
+
 @functools.cache
 def load() -> Library | None:
     """The library with the best instruction set of this machine, or that which REBRACKET_ISA names; None without it."""

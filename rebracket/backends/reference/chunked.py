@@ -32,7 +32,7 @@ def run(call: Recurrence, chunk: int) -> Output:
     B, T = terms.v.shape[:2]
     cut = layout(offsets(call) * per_token, B * T, chunk * per_token)
     out, memory = scan_pieces(terms.each(cut.split), initial_memory(call)[cut.order], cut)
-    return finish(call, cut.join(out, B)[:, per_token - 1 :: per_token], memory[cut.order.argsort()])
+    return finish(call, cut.join(out, B, T)[:, per_token - 1 :: per_token], memory[cut.order.argsort()])
 
 
 def offsets(call: Recurrence) -> Tensor:

@@ -36,11 +36,11 @@ class Layout:
         )
         return rows.view(self.tokens.shape[0], H, self.tokens.shape[1], D)
 
-    def join(self, x: Tensor, B: int) -> Tensor:
+    def join(self, x: Tensor, B: int, T: int) -> Tensor:
         """Chunks [M,H,C,D] as x [B,T,H,D], zeros for tokens of no sequence."""
         H, C, D = x.shape[1:]
         rows = Gather.apply(x.reshape(-1, D), by_head_flat(self.places, C, H), by_head(self.tokens, H))
-        return rows.view(B, self.places.shape[0] // max(B, 1), H, D)
+        return rows.view(B, T, H, D)
 
 
 def by_head(tokens: Tensor, H: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 import rebracket as rb
 from rebracket.backends.cpu import library, operators
 from rebracket.ops.backend import INSTALLED
+from rebracket.ops.validate import Mode
 from rebracket.testing.laws import LAWS
 from rebracket.testing.rows import SOUND
 
@@ -107,6 +108,18 @@ def test_strided_inputs_are_read_in_place():
     assert torch.equal(attend(cut).out, attend(x).out)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gradient_without_rows_of_its_own_is_read_right(dtype: torch.dtype):
+    """The gradient of a sum is one number expanded, so the kernels get a copy, which must live as long as they read it."""
+    found = []
+    for backend in ("cpu", "reference"):
+        x = {name: t.requires_grad_() for name, t in inputs(dtype=dtype).items()}
+        found.append(torch.autograd.grad(attend(x, backend=backend).out.sum(), list(x.values())))
+    for a, b in zip(*found, strict=True):
+        error = float((a.double() - b.double()).norm() / b.double().norm())
+        assert error < (1e-5 if dtype == torch.float32 else 1e-2), error
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_only_at_the_ends(dtype: torch.dtype):
     x = inputs(dtype=dtype)
@@ -131,10 +144,11 @@ def test_what_is_not_covered_is_refused_with_the_reason(change: dict[str, torch.
 
 def test_a_chunk_or_mode_of_another_kind_is_refused_and_left_to_the_reference():
     x = inputs()
-    for options in ({"chunk": 64}, {"mode": "parallel"}, {"mode": "recurrent"}):
+    options: list[tuple[Mode, int | None]] = [("chunk", 64), ("parallel", None), ("recurrent", None)]
+    for mode, chunk in options:
         with pytest.raises(ValueError, match="its chunks are 16 writes"):
-            rb.linear_attention(x["q"], x["k"], x["v"], backend="cpu", **options)
-        plan = rb.explain(x["q"], x["k"], x["v"], **options)
+            rb.linear_attention(x["q"], x["k"], x["v"], backend="cpu", mode=mode, chunk=chunk)
+        plan = rb.explain(x["q"], x["k"], x["v"], mode=mode, chunk=chunk)
         assert plan.backend == "reference"
         assert any("not 'cpu': its chunks are 16 writes" in reason for reason in plan.reasons)
 

@@ -1,0 +1,209 @@
+"""The plan that `explain` shows is the one that runs, and its counts are those of the formulas."""
+
+from typing import Any, ClassVar, final
+
+import pytest
+import torch
+
+import rebracket as rb
+from rebracket.backends.reference.backend import BACKEND as REFERENCE
+from rebracket.ops.backend import INSTALLED, Backend
+from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.state import Output
+
+B, HQ, H, K, V = 2, 3, 6, 4, 5
+
+
+@final
+class Recorder(Backend):
+    """The reference, noting the chunks that it was run with; it covers no float16 and chunks of 1 only where told."""
+
+    name: ClassVar[str] = "recorder"
+    rank: ClassVar[int] = 99
+    chunk: ClassVar[int] = 24
+
+    def __init__(self, refuses: str | None = None):
+        self.chunks: list[int] = []
+        self.steps = 0
+        self.refuses = refuses
+
+    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
+        return self.refuses
+
+    def run(self, call: Recurrence, chunk: int) -> Output:
+        self.chunks.append(chunk)
+        return REFERENCE.run(call, chunk)
+
+    def step(self, call: Recurrence, inplace: bool) -> Output:
+        self.steps += 1
+        return REFERENCE.step(call, inplace)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **backends: Backend) -> None:
+    """These backends before all others."""
+    for name in list(INSTALLED):
+        monkeypatch.delitem(INSTALLED, name)
+    for name, backend in (backends | {"reference": REFERENCE}).items():
+        monkeypatch.setitem(INSTALLED, name, backend)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    installed = Recorder()
+    install(monkeypatch, recorder=installed)
+    return installed
+
+
+def inputs(T: int = 70, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    shapes = ((B, T, HQ, K), (B, T, HQ, K), (B, T, H, V))
+    return tuple(torch.ones(shape, device=device, dtype=dtype) for shape in shapes)
+
+
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"mode": "parallel"},
+    {"mode": "chunk"},
+    {"mode": "chunk", "chunk": 7},
+    {"chunk": 100},
+    {"mode": "recurrent"},
+    {"causal": False, "log_decay": -torch.ones(H)},
+    {"causal": False, "mode": "chunk"},
+    {"causal": False, "mode": "recurrent", "log_decay": -torch.ones(H)},
+    {"write": rb.Delta(0.5), "mode": "parallel"},
+]
+
+
+@pytest.mark.parametrize("T", [0, 1, 24, 70])
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_the_plan_is_what_runs(recorder: Recorder, call: dict[str, Any], T: int):
+    plan = rb.explain(*inputs(T), **call)
+    assert recorder.chunks == []
+    rb.linear_attention(*inputs(T), **call)
+    assert plan.backend == "recorder"
+    assert set(recorder.chunks) == {plan.chunk}
+
+
+def test_a_plan_that_does_not_run_would_be_seen(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Recorder, "run", lambda self, call, chunk: self.chunks.append(3) or REFERENCE.run(call, 3))
+    with pytest.raises(AssertionError):
+        test_the_plan_is_what_runs(recorder, {}, 70)
+
+
+@pytest.mark.parametrize(
+    ("call", "mode", "chunk"),
+    [
+        ({}, "chunk", 24),
+        ({"chunk": 7}, "chunk", 7),
+        ({"mode": "parallel"}, "parallel", 70),
+        ({"mode": "recurrent"}, "recurrent", 1),
+        ({"causal": False}, "parallel", 70),
+        ({"causal": False, "mode": "chunk"}, "chunk", 24),
+    ],
+)
+@pytest.mark.usefixtures("recorder")
+def test_an_explicit_mode_is_never_replaced_and_auto_says_why(call: dict[str, Any], mode: str, chunk: int):
+    plan = rb.explain(*inputs(), **call)
+    assert (plan.mode, plan.chunk) == (mode, chunk)
+    why = next(reason for reason in plan.reasons if reason.startswith("mode"))
+    assert ("asked for" in why) == bool(call.get("mode") or call.get("chunk"))
+
+
+def test_auto_takes_the_best_backend_that_covers_the_call_and_says_why_not_another(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, first=Recorder("it is Tuesday"), second=Recorder())
+    plan = rb.explain(*inputs())
+    assert plan.backend == "recorder"
+    second = INSTALLED["second"]
+    assert isinstance(second, Recorder)
+    rb.linear_attention(*inputs())
+    rb.step(*(x[:, 0] for x in inputs()), state=rb.State.zeros(B, H, K, V))
+    assert (len(second.chunks), second.steps) == (1, 1)
+    install(monkeypatch, first=Recorder("it is Tuesday"))
+    plan = rb.explain(*inputs())
+    assert plan.backend == "reference"
+    assert any("it is Tuesday" in reason for reason in plan.reasons)
+
+
+def test_an_explicit_backend_is_obeyed_or_refused(monkeypatch: pytest.MonkeyPatch):
+    refusing, other = Recorder("it is Tuesday"), Recorder()
+    install(monkeypatch, refusing=refusing, other=other)
+    rb.linear_attention(*inputs(), backend="reference")
+    assert other.chunks == []
+    assert rb.explain(*inputs(), backend="reference").backend == "reference"
+    state = rb.State.zeros(B, H, K, V)
+    for call in (
+        lambda: rb.linear_attention(*inputs(), backend="refusing"),
+        lambda: rb.step(*(x[:, 0] for x in inputs()), state=state, backend="refusing"),
+        lambda: rb.explain(*inputs(), backend="refusing"),
+    ):
+        with pytest.raises(ValueError, match="'refusing' does not cover this call: it is Tuesday"):
+            call()
+    assert (refusing.chunks, other.chunks, other.steps) == ([], [], 0)
+
+
+def test_where_no_backend_covers_a_call_all_reasons_are_given(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, one=Recorder("it is Tuesday"))
+    monkeypatch.delitem(INSTALLED, "reference")
+    with pytest.raises(ValueError, match="no backend covers this call.*Tuesday"):
+        rb.linear_attention(*inputs())
+
+
+def test_operations_are_those_of_the_formulas():
+    """Per token and head: C (K + V) + 4 K V, erasing 2 C (K + V) + 6 K V; a multiply-add is two."""
+    T = 70
+    additive, erasing = (rb.explain(*inputs(T), write=rule, chunk=10).costs for rule in (rb.Additive(), rb.Delta(0.5)))
+    rows = B * T * H
+    for mode, C in {"parallel": T, "chunk": 10, "recurrent": 1}.items():
+        assert additive[mode].operations == rows * (C * (K + V) + 4 * K * V)
+        assert erasing[mode].operations == rows * (2 * C * (K + V) + 6 * K * V)
+
+
+def test_several_writes_a_token_cost_as_many():
+    q, k, v = inputs(20)
+    one = rb.explain(q, k, v, write=rb.Delta(0.5), mode="recurrent").costs["recurrent"]
+    two = rb.explain(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), write=rb.DeltaProduct(0.5, 2)).costs["recurrent"]
+    assert two.operations == B * 20 * 2 * H * (2 * 2 * (K + V) + 6 * K * V)
+    assert two.operations > 2 * one.operations
+
+
+def test_parallel_grows_with_the_square_of_the_tokens_and_the_others_linearly():
+    short, long = (rb.explain(*inputs(T), chunk=16).costs for T in (512, 1024))
+    for mode, least, most in (("parallel", 3, 4), ("chunk", 2, 2), ("recurrent", 2, 2)):
+        assert least <= long[mode].operations / short[mode].operations <= most
+    assert long["recurrent"].nbytes > long["chunk"].nbytes > long["parallel"].nbytes
+
+
+def test_bytes_are_at_least_those_of_inputs_output_and_states():
+    q, k, v = inputs(64)
+    plan = rb.explain(q, k, v, mode="parallel")
+    moved = 4 * (q.numel() + k.numel() + 2 * v.numel())
+    assert plan.costs["parallel"].nbytes == moved + 2 * B * plan.state_nbytes // B
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_size_of_the_state_is_that_of_the_state(dtype: torch.dtype, normalize: bool):
+    plan = rb.explain(*inputs(9, dtype=dtype), normalize=normalize)
+    assert plan.state_nbytes == rb.linear_attention(*inputs(9, dtype=dtype), normalize=normalize).state.nbytes
+    packed = [x[:1] for x in inputs(9)]
+    cu = torch.tensor([0, 2, 2, 9])
+    assert rb.explain(*packed, cu_seqlens=cu).state_nbytes == rb.linear_attention(*packed, cu_seqlens=cu).state.nbytes
+
+
+def test_tensors_without_memory_can_be_explained():
+    here, nowhere = (rb.explain(*inputs(4096, device), mode="chunk", backend="reference") for device in ("cpu", "meta"))
+    assert here == nowhere
+
+
+def test_explaining_refuses_what_running_refuses():
+    for wrong in ({"write": rb.Delta}, {"chunk": 0}, {"backend": "abacus"}, {"causal": False, "write": rb.Delta(0.5)}):
+        with pytest.raises((ValueError, TypeError)) as explained:
+            rb.explain(*inputs(), **wrong)  # type: ignore[arg-type]
+        with pytest.raises((ValueError, TypeError)) as run:
+            rb.linear_attention(*inputs(), **wrong)  # type: ignore[arg-type]
+        assert str(explained.value) == str(run.value)
+
+
+def test_a_plan_prints_all_that_it_knows():
+    text = str(rb.explain(*inputs(), mode="chunk", backend="reference"))
+    for word in ("backend reference", "mode chunk", "asked for", "parallel", "recurrent", "operations", "bytes"):
+        assert word in text
