@@ -1,4 +1,4 @@
-# The commands of the README. The environment is made once in .venv and again when its lists change.
+# The commands of the README. The environment is made once in .venv and again when its lists or the kernels change.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
@@ -41,7 +41,7 @@ docs: .venv/installed-docs
 	@echo "docs/_build/html/index.html"
 
 # The build tools are pinned like everything else, so pip must not fetch others for the build.
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt setup.py $(wildcard rebracket/backends/cpu/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "installing into .venv: a minute, and longer when torch has to be fetched"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv

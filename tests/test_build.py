@@ -31,7 +31,7 @@ KERNEL = """
 #include "tiny.h"
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__FMA__)
 #define WIDTH 16
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__)
+#elif defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 #define WIDTH 8
 #elif !defined(__AVX__)
 #define WIDTH 4

@@ -90,12 +90,6 @@ class Laps:
     others: float | None
 
 
-def once(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
 def sample(call: Callable[[], object], repeats: int) -> float:
     """Seconds a call, over several."""
     begun = time.perf_counter()
@@ -104,9 +98,17 @@ def sample(call: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - begun) / repeats
 
 
+def enough(call: Callable[[], object]) -> int:
+    """Calls that take as long as a sample."""
+    repeats = 1
+    while sample(call, repeats) * repeats < SAMPLE:
+        repeats *= 2
+    return repeats
+
+
 def laps(calls: Mapping[str, Callable[[], object]], pace: Pace) -> Laps:
-    """Times calls in turns. Each has been called before, and is called once more to see how long it takes."""
-    repeats = {name: max(1, round(SAMPLE / once(call))) for name, call in calls.items()}
+    """Times calls in turns, after a few that tell how often to repeat them within a sample."""
+    repeats = {name: enough(call) for name, call in calls.items()}
     taken: dict[str, list[float]] = {name: [] for name in calls}
     crowd, ends = Crowd(), time.perf_counter() + pace.seconds
     for turn in range(max(pace.rounds, 1)):

@@ -72,7 +72,7 @@ def time_cell(row: Row) -> str:
     """Median, spread, and how the machine's limit compares; or why there is none."""
     if row.timing is not None:
         return f"{seconds(row.timing.median)} ±{100 * row.timing.spread:.0f}%{compared(row)}"
-    return {"slow": row.reason.partition(" a call")[0], "wrong": "WRONG", "failed": "FAILED"}.get(row.status, NONE)
+    return {"large": row.reason.partition(" a call")[0], "wrong": "WRONG", "failed": "FAILED"}.get(row.status, NONE)
 
 
 def compared(row: Row) -> str:
@@ -152,7 +152,7 @@ def notes(outcome: Outcome) -> list[str]:
     kept: dict[tuple[str, str], list[str]] = {}
     for row in (*outcome.rows, *outcome.sweep):
         if row.timing is None:
-            reason = row.reason if row.status in ("refused", "slow") else f"{row.status}: {row.reason}"
+            reason = row.reason if row.status in ("refused", "large") else f"{row.status}: {row.reason}"
             kept.setdefault((row.entrant, reason), []).append(what(row.case))
     return [f"{entrant}: {reason} ({listed(cases)})" for (entrant, reason), cases in kept.items()]
 

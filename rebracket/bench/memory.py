@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from rebracket.lm.resources import forget_peak, peak_nbytes, resident_nbytes
+
+MEMORY = Path("/proc/meminfo")
 
 
 @final
@@ -28,7 +30,6 @@ def first(call: Callable[[], object]) -> First:
     Memory that earlier calls left with the allocator is given back before, where that is possible (glibc, Linux); what
     is set up at a first call is counted with it.
     """
-    gc.collect()
     give_back()
     forget_peak()
     before, begun = resident_nbytes(), time.perf_counter()
@@ -42,3 +43,11 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def available_nbytes() -> int | None:
+    """The memory that a process may still take without others losing theirs; None where the system does not tell."""
+    if not MEMORY.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024

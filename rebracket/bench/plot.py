@@ -51,12 +51,15 @@ def panel(found: Sequence[Line], axes: Axes) -> None:
     """The lines of one mode; a ring marks where each crosses that of softmax."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter("{x:g}")
     colors = iter(COLORS)
     for line in found:
         color = "black" if line.rule is SOFTMAX else next(colors, "0.5")
-        axes.plot(list(line.seconds), [1e3 * x for x in line.seconds.values()], color=color, label=line.rule.title)
-        softmax = softmax_of(found, line)
-        at = None if softmax is None or line.rule is SOFTMAX else crossover(line.seconds, softmax.seconds)
+        softmax = None if line.rule is SOFTMAX else softmax_of(found, line)
+        at = None if softmax is None else crossover(line.seconds, softmax.seconds)
+        label = f"{line.rule.title}, from T = {at:,.0f}" if at else line.rule.title
+        axes.plot(list(line.seconds), [1e3 * x for x in line.seconds.values()], color=color, label=label)
         if at:
             axes.plot(at, 1e3 * between(line.seconds, at), "o", color=color, markerfacecolor="white")
     axes.grid(alpha=0.3)

@@ -13,8 +13,9 @@ from rebracket.bench import cases, limits, own, peers
 from rebracket.bench.cases import LINEAR_RULES, SOFTMAX, Case, Mode, Rule, Shape
 from rebracket.bench.clock import Pace
 from rebracket.bench.entrant import Entrant
+from rebracket.bench.form import Form, Lane
 from rebracket.bench.limits import Limits
-from rebracket.bench.race import Form, Lane, Row, grounds, race
+from rebracket.bench.race import Row, grounds, race
 
 SWEEP = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 QUICK_SWEEP = (64, 128)

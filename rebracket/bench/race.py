@@ -6,23 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from rebracket.bench.cases import Case, Inputs, Shape, inputs
+from rebracket.bench.cases import Case, Inputs, inputs
 from rebracket.bench.clock import SLOW, Laps, Pace, Timing, laps, threads
-from rebracket.bench.entrant import Attempt, Entrant, NotCoveredError
+from rebracket.bench.entrant import Attempt, NotCoveredError
+from rebracket.bench.form import Form, Lane
 from rebracket.bench.limits import Limits, least, yardstick
 from rebracket.bench.memory import First, first
 from rebracket.bench.truth import LIMITS, Truth
 
-Status = Literal["ready", "timed", "refused", "slow", "failed", "wrong", "yardstick"]
-
-
-@final
-@dataclass(frozen=True)
-class Lane:
-    """One entrant with its case."""
-
-    entrant: Entrant
-    case: Case
+Status = Literal["ready", "timed", "refused", "large", "failed", "wrong", "yardstick"]
 
 
 @final
@@ -60,37 +52,6 @@ class Row:
     def fraction(self) -> float | None:
         """How much of what the machine can do was reached: 1 is the limit."""
         return None if self.timing is None or self.least is None else self.least / self.timing.median
-
-
-@final
-class Form:
-    """How long entrants took so far, which tells who would take too long for the next case.
-
-    Args:
-        longest: seconds that one call may take.
-    """
-
-    def __init__(self, longest: float) -> None:
-        self.longest = longest
-        self._seen: dict[tuple[object, ...], tuple[Shape, float]] = {}
-
-    def note(self, row: Row) -> None:
-        """Takes a timed row into account."""
-        if row.timing is not None:
-            self._seen[key(row.entrant, row.case)] = (row.case.shape, row.timing.median)
-
-    def expected(self, lane: Lane) -> float:
-        """The seconds of one call, going by the last case of the kind; 0 where nothing is known."""
-        if key(lane.entrant.name, lane.case) not in self._seen:
-            return 0.0
-        shape, seconds = self._seen[key(lane.entrant.name, lane.case)]
-        now = lane.case.shape
-        wider = now.heads * now.D**2 / (shape.heads * shape.D**2)
-        return seconds * wider * (now.T / shape.T) ** lane.entrant.growth(lane.case)
-
-
-def key(entrant: str, case: Case) -> tuple[object, ...]:
-    return entrant, case.rule, case.mode, case.dtype
 
 
 @final
@@ -133,19 +94,19 @@ def race(
         started = [start(lane, ground[lane.case], limits.threads, form) for lane in lanes]
         rows = [row for row, _ in started]
         rows = finish(rows, run(started, lanes[0].case, pace), limits)
-    for row in rows:
-        form.note(row)
+    for lane, row in zip(lanes, rows, strict=False):
+        if row.timing is not None:
+            form.note(lane, row.timing.median, row.nbytes or 0)
     return tuple(rows)
 
 
 def start(lane: Lane, ground: Ground, count: int, form: Form) -> tuple[Row, Attempt | None]:
     """Makes a lane ready, calls it once and checks what it gave; the attempt is None where there is nothing to time."""
     row = Row(lane.entrant.name, lane.entrant.is_peer, lane.case, count)
-    expected = form.expected(lane)
-    if expected > form.longest:
-        return replace(row, status="slow", reason=f"about {expected:.0f} s a call, over {form.longest:g} s"), None
+    if objection := form.objection(lane):
+        return replace(row, status="large", reason=objection), None
     try:
-        if not expected:  # the very first call of an entrant loads whatever it needs
+        if not form.knows(lane):  # the very first call of an entrant loads whatever it needs
             lane.entrant.prepare(lane.case, ground.fresh(), count).run()
         attempt = lane.entrant.prepare(lane.case, ground.fresh(), count)
         made = first(attempt.run)

@@ -170,7 +170,7 @@ def explain(
     Example:
         >>> import torch, rebracket as rb
         >>> x = torch.empty(1, 4096, 8, 64, device="meta")
-        >>> print(rb.explain(x, x, x))  # doctest: +ELLIPSIS
+        >>> print(rb.explain(x, x, x, backend="reference"))  # doctest: +ELLIPSIS
         backend reference, mode chunk, chunk 64, state 131,072 bytes
         ...
     """

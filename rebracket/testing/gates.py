@@ -113,13 +113,13 @@ def weak_gates_keep_their_effect(op: Operator, row: Row) -> None:
     gate = -1e-12 if row.dtype == torch.float64 else -1e-5
     s = quiet_after_first(draw(row.case), gate)
     found = op.attend(s, row)
-    kept = -torch.expm1(torch.tensor(gate * (s.T - 1), dtype=torch.float64))
+    gone = -torch.expm1(torch.tensor(gate * (s.T - 1), dtype=torch.float64))
     whole = s.k[:, 0, :, :, None].double() * written(s)[:, 0, :, None, :].double()
     lost = (whole - found.state.memory.double()) / whole
-    check("part lost by the state", lost, kept.expand_as(lost), 1e-2)
+    check("part lost by the state", lost, gone.expand_as(lost), 1e-2)
     reads = torch.einsum("bhk,bhkv->bhv", s.q[:, -1].double(), whole)
     unread = (reads - found.out[:, -1].double()) / reads
-    check("part lost by the last output", unread, kept.expand_as(unread), 1e-2)
+    check("part lost by the last output", unread, gone.expand_as(unread), 1e-2)
 
 
 def quiet_after_first(s: Sample, gate: float) -> Sample:
@@ -133,8 +133,7 @@ def quiet_after_first(s: Sample, gate: float) -> Sample:
 
 def written(s: Sample) -> Tensor:
     """The values as the rule of a quiet sample writes them into an empty state."""
-    out = define(replace(s.tokens(0, 1), log_decay=None))
-    return out.out / s.q.shape[-1]
+    return define(replace(s.tokens(0, 1), log_decay=None)).out / s.q.shape[-1]
 
 
 def weakly_gated() -> Iterator[Row]:

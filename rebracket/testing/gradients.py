@@ -143,15 +143,19 @@ def casts() -> Iterator[Row]:
 def inference_mode_changes_nothing(op: Operator, row: Row) -> None:
     """Under inference_mode and no_grad the same bits, from a state made there as well."""
     s = draw(row.case)
-    wanted = values(op.attend(s, row))
+    wanted = twice(op, s, row)
     for mode in (torch.inference_mode(), torch.no_grad()):
         with mode:
-            found = op.attend(s, row)
-            again = values(op.attend(replace(s, state=found.state), row))
-        for name, x in values(found).items():
-            check_equal(name, x, wanted[name])
-            if not bool(again[name].isfinite().all()):
-                raise AssertionError(f"{name} is not finite")
+            found = twice(op, s, row)
+        for name, x in wanted.items():
+            check_equal(name, found[name], x)
+
+
+def twice(op: Operator, s: Sample, row: Row) -> dict[str, Tensor]:
+    """Outputs and state, and those of going on from that state."""
+    first = op.attend(s, row)
+    second = op.attend(replace(s, state=first.state), row)
+    return values(first) | {f"again {name}": x for name, x in values(second).items()}
 
 
 def inferred() -> Iterator[Row]:
@@ -167,6 +171,18 @@ def memory_grows_with_the_tokens(op: Operator, row: Row) -> None:
     for what, (ratio, limit) in ratios.items():
         if not ratio <= limit:
             raise AssertionError(f"{what} doubled: bytes per token grew by {ratio:.2f} > {limit}")
+
+
+def parallel_mode_holds_no_weight_per_channel(op: Operator, row: Row) -> None:
+    """[T,T] is what the parallel mode is made of; [T,T,K] would be K times as much."""
+    T, K = 256, 64
+    found, whole = peak(op, row, Shape(1, T, 1, 1, K, K + 1)), 4 * T * T * K
+    if not found < whole:
+        raise AssertionError(f"{found:,} bytes at T = {T}, K = {K}: as much as [T,T,K], {whole:,} bytes")
+
+
+def squared() -> Iterator[Row]:
+    return (Row(Case(write, "channel", dtype=torch.float32), "parallel", None) for write in ("additive", "delta"))
 
 
 def growth(op: Operator, row: Row, T: int, K: int) -> float:
@@ -197,4 +213,5 @@ LAWS = (
     Law(autocast_stays_out, casts),
     Law(inference_mode_changes_nothing, inferred),
     Law(memory_grows_with_the_tokens, long),
+    Law(parallel_mode_holds_no_weight_per_channel, squared),
 )

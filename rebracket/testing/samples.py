@@ -191,7 +191,7 @@ SHAPES: dict[str, Shape] = {
 """Sizes that are all different, off the edges of the chunks; the packed one has empty sequences and a tail."""
 
 LENGTHS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129, 1000)
-DIMENSIONS = ((1, 3), (3, 1), (8, 16), (60, 64), (64, 60), (100, 128), (256, 8), (16, 320), (320, 100))
+DIMENSIONS = ((1, 3), (3, 1), (8, 16), (60, 64), (64, 60), (100, 128), (128, 256), (256, 8), (16, 320), (320, 100))
 HEADS = ((1, 1), (1, 2), (2, 2), (3, 3), (1, 4), (2, 8), (3, 6))
 
 SWEEP: dict[str, Shape] = {

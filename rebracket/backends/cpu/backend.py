@@ -6,9 +6,9 @@ from typing import ClassVar, final
 
 import torch
 
-from rebracket.backends.cpu import calls, operators
+from rebracket.backends.cpu import calls, library, operators
 from rebracket.backends.cpu.calls import Terms
-from rebracket.backends.cpu.library import DTYPES, available
+from rebracket.backends.cpu.library import DTYPES
 from rebracket.ops import normalizer
 from rebracket.ops.backend import Backend
 from rebracket.ops.recurrence import Recurrence
@@ -30,7 +30,9 @@ class Cpu(Backend):
             return f"it computes in float32, and q is {call.q.dtype}"
         if chunk not in (None, self.chunk):
             return f"its chunks are {self.chunk} writes, and {chunk} tokens were asked for"
-        if not available():
+        if library.PATH is None:
+            if not torch.compiler.is_compiling():
+                library.say_missing()
             return "its kernels were not built, because no C++ compiler was there at installation"
         return None
 
@@ -49,7 +51,7 @@ class Cpu(Backend):
             return Output(out, call.state.overwrite(state) if inplace and call.state is not None else state)
         assert call.state is not None
         target = call.state if inplace else call.state.fork()
-        return Output(calls.step(described(call), operators.library(), target.memory, target.key_sum), target)
+        return Output(calls.step(described(call), operators.load(), target.memory, target.key_sum), target)
 
 
 def described(call: Recurrence) -> Terms:

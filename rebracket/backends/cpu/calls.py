@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ SEGMENT = 128
 """Writes between two states that the forward pass keeps for the backward pass."""
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Terms:
     """A call of the recurrence, tensors only where they exist; layouts as in `rebracket.ops.recurrence`."""

@@ -8,16 +8,19 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
-SUFFIXES = (".so", ".dylib", ".dll")
+PATH = next((path for end in (".so", ".dylib", ".dll") if (path := FOLDER / f"kernels{end}").exists()), None)
+"""The built library, or None."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 VARIABLE = "REBRACKET_ISA"
 
 
+@final
 class Rows(ctypes.Structure):
     """x [B,T,H,D] as the kernels see it: strides in elements, D contiguous."""
 
@@ -28,6 +31,7 @@ class Rows(ctypes.Structure):
     )
 
 
+@final
 class Call(ctypes.Structure):
     """One call of the recurrence."""
 
@@ -44,6 +48,7 @@ class Call(ctypes.Structure):
     )
 
 
+@final
 class Gradients(ctypes.Structure):
     """The gradients of one call: of its outputs in, of its inputs out."""
 
@@ -53,6 +58,7 @@ class Gradients(ctypes.Structure):
     )
 
 
+@final
 @dataclass(frozen=True)
 class Library:
     """The loaded kernels of one instruction set."""
@@ -72,23 +78,20 @@ class Library:
         self.entry.rebracket_step(self.kernels, ctypes.byref(call), self.loop)
 
 
-@torch.compiler.assume_constant_result
-def available() -> bool:
-    """Whether there are kernels to call; says so once when there are none."""
-    return load() is not None
+@functools.cache
+def load() -> Library:
+    """The library with the best instruction set of this machine, or that which REBRACKET_ISA names."""
+    return with_isa(os.environ.get(VARIABLE))
 
 
 @functools.cache
-def load() -> Library | None:
-    """The library with the best instruction set of this machine, or that which REBRACKET_ISA names; None without it."""
-    if path() is None:
-        warnings.warn(
-            "rebracket was installed without a C++ compiler, so its CPU kernels are missing and the reference backend "
-            "runs; install a compiler and reinstall rebracket to have them",
-            stacklevel=2,
-        )
-        return None
-    return with_isa(os.environ.get(VARIABLE))
+def say_missing() -> None:
+    """Says once that the kernels are not there."""
+    warnings.warn(
+        "rebracket was installed without a C++ compiler, so its CPU kernels are missing and the reference backend "
+        "runs; install a compiler and reinstall rebracket to have them",
+        stacklevel=2,
+    )
 
 
 def with_isa(name: str | None) -> Library:
@@ -101,14 +104,9 @@ def with_isa(name: str | None) -> Library:
     return Library(entry, kernels, isa, torch_loop())
 
 
-def path() -> Path | None:
-    """The built library, or None."""
-    return next((found for suffix in SUFFIXES if (found := FOLDER / f"kernels{suffix}").exists()), None)
-
-
 @functools.cache
 def opened() -> ctypes.CDLL:
-    entry = ctypes.CDLL(str(path()))
+    entry = ctypes.CDLL(str(PATH))
     entry.rebracket_isa.restype, entry.rebracket_isa.argtypes = ctypes.c_char_p, [ctypes.c_int64]
     entry.rebracket_kernels.restype, entry.rebracket_kernels.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     one = [ctypes.c_void_p, ctypes.c_void_p]

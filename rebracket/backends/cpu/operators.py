@@ -10,13 +10,7 @@ from torch import Tensor
 
 from rebracket.backends.cpu import calls
 from rebracket.backends.cpu.calls import Terms
-from rebracket.backends.cpu.library import Library, load
-
-
-def library() -> Library:
-    loaded = load()
-    assert loaded is not None, "a call reaches the kernels only when the backend accepted it"
-    return loaded
+from rebracket.backends.cpu.library import load
 
 
 @torch.library.custom_op("rebracket::cpu", mutates_args=(), device_types="cpu")
@@ -37,7 +31,7 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     terms = Terms(q, k, v, r, beta, log_decay, bonus, memory, key_sum, cu_seqlens, per_token, normalize, scale)
-    return calls.forward(terms, library(), keep)
+    return calls.forward(terms, load(), keep)
 
 
 @forward.register_fake
@@ -71,7 +65,7 @@ def backward(
     given = iter(tensors)
     found = [next(given) if here else None for here in present]
     terms = Terms(*found, None, cu_seqlens, per_token, False, scale)  # type: ignore[arg-type]
-    grads = calls.backward(terms, library(), entries, grad_out, grad_memory)
+    grads = calls.backward(terms, load(), entries, grad_out, grad_memory)
     return [grad for grad in grads if grad is not None]
 
 

@@ -43,7 +43,10 @@ class Jax(Entrant):
         in_chunks = case.rule.decay != "channel" and not case.rule.erases and case.mode != "decode"
         require(case.mode != "train" or in_chunks, "its scan over tokens would keep every state")
         require(not in_chunks or case.shape.T % CHUNK == 0, f"T must be a multiple of {CHUNK}")
-        require(self._threads in (None, threads), f"runs on {self._threads} threads since it started")
+        require(
+            self._threads in (None, threads),
+            f"its thread count, {self._threads}, is fixed since it started; race --threads {threads} alone",
+        )
         if self._threads is None:
             limit_threads(threads)
             self._threads = threads

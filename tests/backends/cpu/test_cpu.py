@@ -14,7 +14,7 @@ from rebracket.ops.validate import Mode
 from rebracket.testing.laws import LAWS
 from rebracket.testing.rows import SOUND
 
-pytestmark = pytest.mark.skipif(library.path() is None, reason="the kernels were not built")
+pytestmark = pytest.mark.skipif(library.PATH is None, reason="the kernels were not built")
 B, T, H, K, V = 3, 150, 2, 20, 37
 
 
@@ -54,7 +54,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("isa", library.isas()[1:] if library.path() else ())
+@pytest.mark.parametrize("isa", library.isas()[1:] if library.PATH else ())
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_hold_on_every_other_instruction_set(isa: str, law: str, monkeypatch: pytest.MonkeyPatch):
     bound = library.with_isa(isa)
@@ -110,7 +110,7 @@ def test_strided_inputs_are_read_in_place():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_gradient_without_rows_of_its_own_is_read_right(dtype: torch.dtype):
-    """The gradient of a sum is one number expanded, so the kernels get a copy, which must live as long as they read it."""
+    """The gradient of a sum is one number expanded; the kernels get a copy, which must live while they read it."""
     found = []
     for backend in ("cpu", "reference"):
         x = {name: t.requires_grad_() for name, t in inputs(dtype=dtype).items()}
@@ -164,8 +164,8 @@ def test_a_positive_decay_is_seen_inside_the_kernels():
 
 
 def test_without_a_library_the_reference_runs_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library, "path", lambda: None)
-    library.load.cache_clear()
+    monkeypatch.setattr(library, "PATH", None)
+    library.say_missing.cache_clear()
     try:
         with pytest.warns(UserWarning, match="without a C\\+\\+ compiler"):
             plan = rb.explain(*(inputs()[name] for name in ("q", "k", "v")))
@@ -175,7 +175,7 @@ def test_without_a_library_the_reference_runs_and_it_is_said_once(monkeypatch: p
         assert plan.backend == "reference"
         assert any("were not built" in reason for reason in plan.reasons)
     finally:
-        library.load.cache_clear()
+        library.say_missing.cache_clear()
 
 
 def test_second_derivatives_are_refused_not_wrong():

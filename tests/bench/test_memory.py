@@ -1,0 +1,44 @@
+"""The memory of a call is what it adds, results included."""
+
+import sys
+
+import pytest
+import torch
+
+from rebracket.bench import memory
+from rebracket.bench.memory import available_nbytes, first
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts what Linux notes")
+MB = 1 << 20
+
+
+@linux
+@pytest.mark.parametrize("size", [32, 64])
+def test_what_is_made_and_what_is_dropped_both_count(size):
+    kept = first(lambda: torch.ones(size * MB // 4))
+    assert isinstance(kept.made, torch.Tensor)
+    assert 0.95 * size < kept.nbytes / MB < size + 8
+    dropped = first(lambda: torch.ones(size * MB // 4).sum())
+    assert 0.95 * size < dropped.nbytes / MB < size + 8
+
+
+@linux
+def test_what_was_there_before_does_not_count():
+    x = torch.ones(64 * MB // 4)
+    assert first(lambda: x.add_(1)).nbytes < 8 * MB
+
+
+@linux
+def test_freed_memory_that_the_allocator_keeps_counts_again():
+    for _ in range(2):
+        pieces = first(lambda: [torch.ones(MB // 16) for _ in range(128)])
+        assert pieces.nbytes > 28 * MB
+        del pieces
+
+
+def test_what_is_left(monkeypatch, tmp_path):
+    path = tmp_path / "meminfo"
+    monkeypatch.setattr(memory, "MEMORY", path)
+    assert available_nbytes() is None
+    path.write_text("MemTotal:  100 kB\nMemAvailable:   12 kB\n")
+    assert available_nbytes() == 12 * 1024
