@@ -21,6 +21,7 @@ LAYERS = {
     "testing": 2,
     "nn": 3,
     "lm": 4,
+    "bench": 5,
     "data": 5,
     "train": 5,
     "serve": 5,
@@ -28,7 +29,7 @@ LAYERS = {
     "lab": 6,
     "cli": 6,
 }
-OPEN = ("ops.writes", "backends", "features", "nn.decays", "nn.presets", "integrations", "lab", "cli")
+OPEN = ("ops.writes", "backends", "features", "nn.decays", "nn.presets", "bench.peers", "integrations", "lab", "cli")
 # What the root may import: the operator, and the folder that registers the backends with it.
 FACADE = ("rebracket.ops", "rebracket.backends")
 
@@ -36,20 +37,24 @@ CORE = {ROOT, "torch", "numpy", "safetensors"}
 # Further libraries and the corners that may import them: anywhere in a module, or only inside functions.
 EAGER = {"click": ("cli",), "rich": ("cli",), "triton": ("backends.triton",), "typer": ("cli",)}
 LAZY = {
+    "fast_transformers": ("bench.peers",),
     "fastapi": ("serve",),
     "fla": ("integrations",),
     "httpx": ("serve",),
     "hypothesis": ("testing",),
-    "matplotlib": ("train", "lab", "cli"),
+    "jax": ("bench.peers",),
+    "matplotlib": ("bench", "train", "lab", "cli"),
+    "onnx": ("bench.peers",),
+    "onnxruntime": ("bench.peers",),
     "pydantic": ("serve",),
     "pytest": ("testing",),
-    "rich": ("train", "lab", "serve"),
+    "rich": ("bench", "train", "lab", "serve"),
     "sse_starlette": ("serve",),
     "starlette": ("serve",),
     "tensorboard": ("train",),
     "tokenizers": ("lm.tokenizer",),
     "torch.utils.tensorboard": ("train",),
-    "transformers": ("integrations",),
+    "transformers": ("bench.peers", "integrations"),
     "uvicorn": ("serve",),
 }
 
@@ -238,6 +243,10 @@ CLEAN = {
     "rebracket.nn.attention": "from rebracket import features, linear_attention",
     "rebracket.lm": "",
     "rebracket.lm.tokenizer": "if TYPE_CHECKING:\n    import tokenizers\ndef train():\n    import tokenizers",
+    "rebracket.bench": "from rebracket.ops import attention",
+    "rebracket.bench.peers": "from rebracket import bench",
+    "rebracket.bench.peers.jax_scan": "def prepare():\n    import jax",
+    "rebracket.bench.peers.fla_naive": "",
     "rebracket.data": "import numpy as np\nfrom rebracket.lm import tokenizer",
     "rebracket.train": "from rebracket import data\ndef curve():\n    from matplotlib import pyplot",
     "rebracket.integrations": "",
@@ -262,12 +271,15 @@ FAULTS = {
     "a rule uses another": ("ops.writes.delta", "from rebracket.ops.writes.additive import Additive", "sibling"),
     "a map uses another": ("features.exp", "from rebracket.features import relu", "sibling"),
     "a preset uses another": ("nn.presets.gla", "import rebracket.nn.presets.kda", "sibling"),
+    "a peer uses another": ("bench.peers.jax_scan", "import rebracket.bench.peers.fla_naive", "sibling"),
     "a verb uses another": ("cli.modes", "def f():\n    from rebracket.cli import train", "sibling"),
     "fast imports reference": ("backends.cpu", "from rebracket.backends.reference import definition", "sibling"),
     "kernel imports reference": ("backends.triton.forward", "import rebracket.backends.reference", "sibling"),
     "reference imports fast": ("backends.reference.definition", "import rebracket.backends.cpu", "sibling"),
     "a folder lists a member": ("features", "from rebracket.features import exp", "registration"),
     "triton elsewhere": ("nn.attention", "def f():\n    import triton", "outside its corner"),
+    "jax elsewhere": ("bench", "def f():\n    import jax", "outside its corner"),
+    "a peer's library at once": ("bench.peers.jax_scan", "import jax", "not lazy"),
     "transformers elsewhere": ("lm.tokenizer", "def f():\n    import transformers", "outside its corner"),
     "matplotlib elsewhere": ("nn.attention", "def f():\n    import matplotlib.pyplot as plt", "outside its corner"),
     "http elsewhere": ("cli.train", "def f():\n    import uvicorn", "outside its corner"),
