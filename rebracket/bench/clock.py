@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
 
 import torch
 
 SAMPLE = 0.01
 """Seconds that a sample takes at least: a shorter call is repeated within it."""
-SLOW = 2.0
+LONG = 0.1
+"""Seconds of a first call from which on the later ones need no repeating within a sample."""
+SLOW = 1.0
 """Seconds of a first call from which on it is the only sample."""
 FEWEST = 3
 LOOK = 0.1
 STAT = Path("/proc/stat")
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @final
@@ -98,17 +102,28 @@ def sample(call: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - begun) / repeats
 
 
-def enough(call: Callable[[], object]) -> int:
-    """Calls that take as long as a sample."""
+def enough(call: Callable[[], object], took: float) -> int:
+    """Calls that take as long as a sample, the first one having taken `took` seconds."""
     repeats = 1
+    if took >= LONG:
+        return repeats
     while sample(call, repeats) * repeats < SAMPLE:
         repeats *= 2
     return repeats
 
 
-def laps(calls: Mapping[str, Callable[[], object]], pace: Pace) -> Laps:
-    """Times calls in turns, after a few that tell how often to repeat them within a sample."""
-    repeats = {name: enough(call) for name, call in calls.items()}
+def laps(calls: Mapping[str, Callable[[], object]], pace: Pace, took: Mapping[str, float] = NOTHING) -> Laps:
+    """Times calls in turns, after a few that tell how often to repeat them within a sample.
+
+    Args:
+        calls: by name.
+        pace: how long.
+        took: seconds of the first call, where there was one.
+
+    Returns:
+        A timing for each.
+    """
+    repeats = {name: enough(call, took.get(name, 0.0)) for name, call in calls.items()}
     taken: dict[str, list[float]] = {name: [] for name in calls}
     crowd, ends = Crowd(), time.perf_counter() + pace.seconds
     for turn in range(max(pace.rounds, 1)):

@@ -39,7 +39,7 @@ class Seen:
 
 @final
 class Form:
-    """The last call of each kind.
+    """What calls took.
 
     Args:
         longest: seconds that one call may take.
@@ -47,24 +47,25 @@ class Form:
 
     def __init__(self, longest: float) -> None:
         self.longest = longest
-        self._seen: dict[tuple[object, ...], Seen] = {}
+        self._seen: dict[tuple[object, ...], list[Seen]] = {}
 
     def note(self, lane: Lane, seconds: float, nbytes: int) -> None:
         """Remembers what a call took."""
-        self._seen[lane.kind] = Seen(lane.case.shape, seconds, nbytes)
+        self._seen.setdefault(lane.kind, []).append(Seen(lane.case.shape, seconds, nbytes))
 
     def knows(self, lane: Lane) -> bool:
         return lane.kind in self._seen
 
     def objection(self, lane: Lane) -> str | None:
-        """Why a lane had better not run, going by the last of its kind."""
+        """Why a lane had better not run, going by the longest of its kind, if possible with as many channels."""
         if not self.knows(lane):
             return None
-        seen, now = self._seen[lane.kind], lane.case.shape
+        now = lane.case.shape
+        seen = max(self._seen[lane.kind], key=lambda seen: (seen.shape.D == now.D, seen.shape.T, seen.shape.heads))
         wider, longer = now.heads * now.D**2 / (seen.shape.heads * seen.shape.D**2), now.T / seen.shape.T
         seconds = seen.seconds * wider * longer ** lane.entrant.growth(lane.case)
         if seconds > self.longest:
-            return f"about {seconds:.0f} s a call, over {self.longest:g} s"
+            return f"about {round(seconds, 1 if seconds < 10 else None)} s a call, over {self.longest:g} s"
         nbytes, left = seen.nbytes * wider * longer, available_nbytes()
         if left is not None and nbytes > SHARE * left:
             return f"about {nbytes / 1e9:.0f} GB a call, and {left / 1e9:.0f} GB are left"

@@ -148,11 +148,11 @@ def worst(rows: Iterable[Row], name: str, mode: str) -> str:
 
 
 def notes(outcome: Outcome) -> list[str]:
-    """Why rows are missing, a line for each entrant and reason."""
+    """Why rows are missing, a line for each entrant and reason; of what was too large, the cell says enough."""
     kept: dict[tuple[str, str], list[str]] = {}
     for row in (*outcome.rows, *outcome.sweep):
-        if row.timing is None:
-            reason = row.reason if row.status in ("refused", "large") else f"{row.status}: {row.reason}"
+        if row.timing is None and row.status != "large":
+            reason = row.reason if row.status == "refused" else f"{row.status}: {row.reason}"
             kept.setdefault((row.entrant, reason), []).append(what(row.case))
     return [f"{entrant}: {reason} ({listed(cases)})" for (entrant, reason), cases in kept.items()]
 

@@ -51,7 +51,7 @@ class Program:
     sweep: Sequence[int] = SWEEP
     rounds: int = 15
     seconds: float = 480.0
-    longest: float = 8.0
+    longest: float = 5.0
     quiet: float = 0.0
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Budget:
         self._left = (meets + 1) * len(program.threads)
 
     def pace(self) -> Pace:
-        """That of the next race."""
-        share = max(self._ends - time.perf_counter(), 0.0) / max(self._left, 1)
+        """That of the next race: half of its share, the other half being for making ready and checking."""
+        share = max(self._ends - time.perf_counter(), 0.0) / max(self._left, 1) / 2
         self._left -= 1
         return Pace(self._program.rounds, share, self._program.quiet)

@@ -125,14 +125,15 @@ def judged(row: Row, made: First, errors: Mapping[str, float]) -> Row:
     row = replace(row, error=worst, nbytes=made.nbytes)
     if not worst <= LIMITS[row.case.dtype]:
         return replace(row, status="wrong", reason=f"{name} is off by {worst:.1e} of the largest")
-    return replace(row, timing=Timing((made.seconds,)), status="timed" if made.seconds > SLOW else "ready")
+    return replace(row, timing=Timing((made.seconds,)), status="timed" if made.seconds >= SLOW else "ready")
 
 
 def run(started: Sequence[tuple[Row, Attempt | None]], case: Case, pace: Pace) -> Laps:
     """Times the yardstick of a case and all that is ready, by their places."""
-    places = enumerate(started)
-    ready = {str(place): attempt.run for place, (row, attempt) in places if attempt and row.status == "ready"}
-    return laps({"yardstick": yardstick(case)[1], **ready}, pace)
+    ready = {str(place): x for place, x in enumerate(started) if x[0].status == "ready"}
+    calls = {place: attempt.run for place, (_, attempt) in ready.items() if attempt is not None}
+    took = {place: row.timing.median for place, (row, _) in ready.items() if row.timing is not None}
+    return laps({"yardstick": yardstick(case)[1], **calls}, pace, took)
 
 
 def finish(rows: Sequence[Row], found: Laps, limits: Limits) -> list[Row]:

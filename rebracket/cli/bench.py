@@ -35,7 +35,7 @@ def command(
     seconds: Annotated[
         float | None, typer.Option(min=0, help="For everything; what does not fit has fewer samples.  [default: 480]")
     ] = None,
-    longest: Annotated[float, typer.Option(min=0, help="Seconds that one call may take; slower ones do not run.")] = 8,
+    longest: Annotated[float, typer.Option(min=0, help="Seconds that one call may take; slower ones do not run.")] = 5,
     quiet: Annotated[float, typer.Option(min=0, help="Seconds to wait for a quiet machine before each round.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a page, figures and a plot there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small shapes and few samples: whether it works.")] = False,
@@ -109,5 +109,5 @@ def show(outcome: "Outcome") -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for table in report.tables(outcome):
         console.print(report.rich(table))
-    for line in (*grid.notes(outcome), grid.others(outcome)):
+    for line in (*grid.notes(outcome), grid.others(outcome), "", report.READING):
         sys.stdout.write(line + "\n")

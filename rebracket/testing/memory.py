@@ -58,7 +58,7 @@ def peak_nbytes(run: Callable[[], object]) -> int:
         >>> import torch
         >>> from rebracket.testing.memory import peak_nbytes
         >>> peak_nbytes(lambda: (torch.zeros(100) + 1).sum())
-        804
+        800
     """
     with Tally() as tally:
         run()

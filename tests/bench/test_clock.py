@@ -46,6 +46,12 @@ def test_a_short_call_is_repeated_within_a_sample(monkeypatch):
     assert count[0] == 1 + 2 + 4 + 8 + 16 + 3 * 16  # 16 calls are over a hundredth of a second
 
 
+def test_a_long_call_is_not_repeated(slow_looking):
+    said: list[str] = []
+    found = laps({"long": lambda: said.append("")}, Pace(rounds=3, seconds=1e9), {"long": clock.LONG})
+    assert len(said) == len(found.timings["long"].samples) == 3
+
+
 def test_quartiles():
     timing = Timing((8.0, 1.0, 2.0, 4.0))
     assert (timing.low, timing.median, timing.high) == (1.75, 3.0, 5.0)

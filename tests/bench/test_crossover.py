@@ -20,7 +20,8 @@ def test_powers_cross_where_they_are_equal(at):
 
 def test_the_last_crossing_counts():
     share = math.log(3 / 2) / (math.log(3 / 2) + math.log(2 / 1))
-    assert crossover({1: 1.0, 2: 3.0, 4: 1.0}, dict.fromkeys((1, 2, 4), 2.0)) == pytest.approx(2 * 2**share)
+    waves = {1: 3.0, 2: 1.0, 4: 3.0, 8: 1.0}
+    assert crossover(waves, dict.fromkeys(waves, 2.0)) == pytest.approx(4 * 2**share)
 
 
 def test_faster_everywhere_and_nowhere():

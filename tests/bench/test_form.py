@@ -35,6 +35,15 @@ def test_what_would_take_longer_is_told(known, shape, seconds):
     assert known.objection(lane(shape)) == f"about {seconds} s a call, over 10 s"
 
 
+def test_the_longest_of_as_many_channels_tells_most(known):
+    known.note(lane("1x100x2x8"), 5.0, 0)
+    known.note(lane("1x1000x2x16"), 9.0, 0)
+    assert known.objection(lane("1x9000x2x8")) is None
+    assert known.objection(lane("1x1000x3x16")) == "about 14 s a call, over 10 s"
+    known.note(lane("1x2000x2x8"), 2.5, 0)
+    assert known.objection(lane("1x9000x2x8")) == "about 11 s a call, over 10 s"
+
+
 def test_of_another_kind_nothing_is_known(known):
     for other in (lane("1x11000x2x8", "gla"), lane("1x11000x2x8", mode="train")):
         assert not known.knows(other)

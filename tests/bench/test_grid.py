@@ -96,7 +96,6 @@ def test_memory_is_that_of_the_first_thread_count():
 
 def test_notes_say_why_once_for_every_reason():
     assert grid.notes(OUTCOME) == [
-        "reference: about 31 s a call, over 8 s (KDA forward 3x8x2x4)",
         "peer one: failed: RuntimeError: no (KDA forward 3x8x2x4)",
         "peer three: not today (2 cases)",
         "peer four: wrong: out is off by 3.0e-01 of the largest (KDA forward 1x8x2x4)",

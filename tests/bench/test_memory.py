@@ -30,9 +30,11 @@ def test_what_was_there_before_does_not_count():
 
 @linux
 def test_freed_memory_that_the_allocator_keeps_counts_again():
+    pins = []
     for _ in range(2):
-        pieces = first(lambda: [torch.ones(MB // 16) for _ in range(128)])
+        pieces = first(lambda: [torch.ones(8 << 10) for _ in range(1024)])
         assert pieces.nbytes > 28 * MB
+        pins.append(torch.ones(1 << 10))  # behind the pieces, so that these are freed but not the end of the heap
         del pieces
 
 

@@ -90,10 +90,10 @@ def test_the_time_that_is_left_is_shared_among_the_races_that_are_left(monkeypat
     monkeypatch.setattr(program.time, "perf_counter", lambda: now[0])
     budget = Budget(replace(SMALL, seconds=100.0, quiet=7.0))  # 9 races, and the machine before them
     first = budget.pace()
-    assert (first.rounds, first.seconds, first.quiet) == (1, 10.0, 7.0)
+    assert (first.rounds, first.seconds, first.quiet) == (1, 5.0, 7.0)
     now[0] = 55.0
-    assert budget.pace().seconds == 5.0
+    assert budget.pace().seconds == 2.5
     now[0] = 99.0
-    assert budget.pace().seconds == pytest.approx(1 / 8)
+    assert budget.pace().seconds == pytest.approx(1 / 16)
     now[0] = 200.0
     assert budget.pace().seconds == 0.0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rebracket as rb
+from rebracket.ops.backend import INSTALLED
 
 B, T, HQ, H, K, V = 2, 6, 2, 4, 3, 5
 
@@ -171,7 +172,16 @@ def test_a_wrong_number_of_writes_is_refused(writes: Any):
 @pytest.mark.parametrize("causal", [True, False])
 def test_decays_are_looked_at_in_every_mode(mode: str, causal: bool):
     with pytest.raises(ValueError, match="log_decay must be <= 0"):
-        call(log_decay=torch.full((B, T, H, K), 0.5), mode=mode, causal=causal)
+        call(log_decay=torch.full((B, T, H, K), 0.5), mode=mode, causal=causal, backend="reference")
+
+
+@pytest.mark.parametrize("value", [0.5, NAN])
+@pytest.mark.parametrize("backend", INSTALLED)
+def test_decays_are_looked_at_by_every_backend_and_in_steps(backend: str, value: float):
+    with pytest.raises(ValueError, match="log_decay"):
+        call(log_decay=torch.full((B, T, H, K), value), backend=backend)
+    with pytest.raises(ValueError, match="log_decay"):
+        token(log_decay=torch.full((B, H), value), backend=backend)
 
 
 def test_a_decay_in_a_tail_may_be_anything():

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from rebracket.testing.budgets import BUDGETS, FLOOR, budget, check, check_all, check_equal, error
-from rebracket.testing.results import exact, results
-from rebracket.testing.rows import SOUND, Row, few
-from rebracket.testing.samples import draw
+from rebracket.testing.measure import measure
+from rebracket.testing.rows import Row, few
 
 
 def test_an_error_is_relative_to_the_largest_entry():
@@ -55,10 +54,5 @@ def test_every_quantity_of_every_dtype_has_a_budget():
 @pytest.mark.parametrize("dtype", BUDGETS)
 def test_budgets_are_not_slack(dtype: torch.dtype):
     """Some row comes within a twentieth of each budget: a wider one would hide real errors."""
-    worst = dict.fromkeys(BUDGETS[dtype], 0.0)
-    for case in few(dtype):
-        wanted = exact(case)
-        for name, x in results(lambda s, case=case: SOUND.attend(s, Row(case)), draw(case)).items():
-            kind = next(kind for kind in worst if name.startswith(kind))
-            worst[kind] = max(worst[kind], error(x, wanted[name]))
+    worst = measure(Row(case) for case in few(dtype))[dtype]
     assert all(BUDGETS[dtype][kind] / 20 < found <= BUDGETS[dtype][kind] for kind, found in worst.items()), worst

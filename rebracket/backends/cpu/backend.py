@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
+from torch import Tensor
 
 from rebracket.backends.cpu import calls, library, operators
+from rebracket.backends.cpu.autograd import Kernels
 from rebracket.backends.cpu.calls import Terms
 from rebracket.backends.cpu.library import DTYPES
 from rebracket.ops import normalizer
@@ -40,9 +42,7 @@ class Cpu(Backend):
         if call.normalize and needs_gradient(call):  # the kernel that divides has no backward pass
             out, state = normalizer.divided(*self.run(normalizer.counted(call.in_full_precision()), chunk))
             return Output(out.to(call.q.dtype), state)
-        terms = described(call)
-        keep = needs_gradient(call)
-        out, memory, key_sum, _ = operators.forward(*vars(terms).values(), keep)
+        out, memory, key_sum = attend(described(call), needs_gradient(call))
         return Output(out, State(memory, key_sum if call.normalize else None))
 
     def step(self, call: Recurrence, inplace: bool) -> Output:
@@ -51,7 +51,14 @@ class Cpu(Backend):
             return Output(out, call.state.overwrite(state) if inplace and call.state is not None else state)
         assert call.state is not None
         target = call.state if inplace else call.state.fork()
-        return Output(calls.step(described(call), operators.load(), target.memory, target.key_sum), target)
+        return Output(calls.step(described(call), library.load(), target.memory, target.key_sum), target)
+
+
+def attend(terms: Terms, keep: bool) -> tuple[Tensor, ...]:
+    """The kernels' results: as one operator while traced, under autograd if wanted, else straight."""
+    if torch.compiler.is_compiling():
+        return operators.forward(*vars(terms).values(), keep)[:3]
+    return Kernels.apply(*vars(terms).values()) if keep else calls.forward(terms, library.load(), keep=False)[:3]
 
 
 def described(call: Recurrence) -> Terms:

@@ -1,4 +1,7 @@
-"""The kernels as torch operators, so that autograd, torch.compile and torch.export see one call."""
+"""The kernels as torch operators, for torch.compile and torch.export: a traced program holds one call.
+
+Eager calls do not come here: the first use of such an operator imports the compiler, which takes a second.
+"""
 # ruff: noqa: ANN001, ANN202, ARG001  (a fake kernel repeats its operator's signature)
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ because a scan over tokens keeps every state for its backward pass.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -39,6 +40,7 @@ class Jax(Entrant):
 
     def prepare(self, case: Case, x: Inputs, threads: int) -> Attempt:
         require_installed("jax", "pip install jax")
+        require(sys.platform == "linux", "its threads can be limited on Linux only")
         require(case.dtype == torch.float32, "float32 only")
         in_chunks = case.rule.decay != "channel" and not case.rule.erases and case.mode != "decode"
         require(case.mode != "train" or in_chunks, "its scan over tokens would keep every state")

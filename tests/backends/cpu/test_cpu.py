@@ -1,5 +1,7 @@
 """What the native kernels promise beyond the laws: every instruction set, bitwise independence, no silent fallback."""
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rebracket as rb
-from rebracket.backends.cpu import library, operators
+from rebracket.backends.cpu import autograd, library
 from rebracket.ops.backend import INSTALLED
 from rebracket.ops.validate import Mode
 from rebracket.testing.laws import LAWS
@@ -58,7 +60,8 @@ def threads() -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_hold_on_every_other_instruction_set(isa: str, law: str, monkeypatch: pytest.MonkeyPatch):
     bound = library.with_isa(isa)
-    monkeypatch.setattr(operators, "load", lambda: bound)
+    for module in (library, autograd):
+        monkeypatch.setattr(module, "load", lambda: bound)
     for row in LAWS[law].over("cpu"):
         LAWS[law].check(SOUND, row)
 
@@ -205,6 +208,18 @@ def test_it_compiles_whole_with_gradients_at_any_length():
         for a, b in zip(seen, expected, strict=True):
             torch.testing.assert_close(a, b)
     torch.compiler.reset()
+
+
+def test_the_first_call_imports_no_compiler():
+    program = "\n".join([
+        "import sys, torch, rebracket as rb",
+        "x = torch.randn(1, 9, 2, 4, requires_grad=True)",
+        "rb.linear_attention(x, x, x).out.sum().backward()",
+        "rb.step(x[:, 0], x[:, 0], x[:, 0], state=rb.State.zeros(1, 2, 4, 4))",
+        "print('torch._dynamo' in sys.modules)",
+    ])  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_the_backend_is_the_first_choice_on_a_cpu():
