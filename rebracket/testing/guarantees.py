@@ -15,7 +15,10 @@ from rebracket.testing.samples import SHAPES, SWEEP, Case, draw
 
 
 def future_stays_out(op: Operator, row: Row) -> None:
-    """Outputs before t are bitwise the same when everything at t or later is another."""
+    """Outputs before t are bitwise the same when everything at t or later is another.
+
+    Other numbers, that is: an infinity at t meets a weight of 0 in its own chunk, which gives NaN before t.
+    """
     s = draw(row.case)
     before = op.attend(s, row).out
     for t in (1, 6, 15, 16, 17, s.T - 1):
