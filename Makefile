@@ -19,7 +19,9 @@ help:
 	@echo "make constraints  resolve every dependency anew and pin it"
 	@echo "make clean        remove .venv and what was built; runs/ stays"
 
-# A run that is finished stays as it is, one that was stopped goes on.
+# A run that is finished stays as it is, one that was stopped goes on. Threads that wait for each other spin otherwise, and
+# another program on one of the cores then slows training by more than ten times.
+demo: export OMP_WAIT_POLICY ?= PASSIVE
 demo: .venv/installed
 	$(BIN)/rebracket train configs/demo.toml --out $(RUN)
 	$(BIN)/rebracket modes $(RUN)
