@@ -18,8 +18,6 @@ SAMPLE = 0.01
 """Seconds that a sample takes at least: a shorter call is repeated within it."""
 LONG = 0.1
 """Seconds of a first call from which on the later ones need no repeating within a sample."""
-SLOW = 1.0
-"""Seconds of a first call from which on it is the only sample."""
 FEWEST = 3
 LOOK = 0.1
 STAT = Path("/proc/stat")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from rebracket.bench.cases import Case, Mode, Rule, Shape
+from rebracket.bench.clock import Timing
 from rebracket.bench.crossover import Line, crossover, lines, softmax_of
 from rebracket.bench.limits import PRODUCT, Limits
 from rebracket.bench.program import Outcome
@@ -71,8 +72,12 @@ def cells(rows: Sequence[Row], entrant: str, shapes: Sequence[Shape], cell: Call
 def time_cell(row: Row) -> str:
     """Median, spread, and how the machine's limit compares; or why there is none."""
     if row.timing is not None:
-        return f"{seconds(row.timing.median)} ±{100 * row.timing.spread:.0f}%{compared(row)}"
+        return f"{seconds(row.timing.median)}{spread(row.timing)}{compared(row)}"
     return {"large": row.reason.partition(" a call")[0], "wrong": "WRONG", "failed": "FAILED"}.get(row.status, NONE)
+
+
+def spread(timing: Timing) -> str:
+    return f" ±{100 * timing.spread:.0f}%" if len(timing.samples) > 1 else ""
 
 
 def compared(row: Row) -> str:

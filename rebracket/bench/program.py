@@ -50,7 +50,7 @@ class Program:
     peers: bool = False
     sweep: Sequence[int] = SWEEP
     rounds: int = 15
-    seconds: float = 480.0
+    seconds: float = 300.0
     longest: float = 5.0
     quiet: float = 0.0
 

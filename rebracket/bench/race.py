@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, final
 
 from rebracket.bench.cases import Case, Inputs, inputs
-from rebracket.bench.clock import SLOW, Laps, Pace, Timing, laps, threads
+from rebracket.bench.clock import Laps, Pace, Timing, laps, threads
 from rebracket.bench.entrant import Attempt, NotCoveredError
 from rebracket.bench.form import Form, Lane
 from rebracket.bench.limits import Limits, least, yardstick
 from rebracket.bench.memory import First, first
 from rebracket.bench.truth import LIMITS, Truth
+
+SLOW, BEHIND, SLOWEST = 0.5, 3.0, 2.0
+"""A first call is the only one from so many seconds on if it took so many times the quickest, or in any case."""
 
 Status = Literal["ready", "timed", "refused", "large", "failed", "wrong", "yardstick"]
 
@@ -55,24 +59,28 @@ class Row:
 
 
 @final
-@dataclass(frozen=True, eq=False)
 class Ground:
-    """The inputs and the truth of a case, which all its entrants share."""
+    """The inputs and the truth of a case, which all its entrants share; made when the first of them needs it."""
 
-    x: Inputs
-    truth: Truth
+    def __init__(self, case: Case) -> None:
+        self._case = case
 
-    @classmethod
-    def of(cls, case: Case) -> Ground:
-        return cls(inputs(case), Truth.of(case))
+    @cached_property
+    def truth(self) -> Truth:
+        return Truth.of(self._case)
 
     def fresh(self) -> Inputs:
         """The inputs with a state of their own, since decoding may well be in place."""
-        return replace(self.x, state=None if self.x.state is None else self.x.state.fork())
+        x = self._inputs
+        return replace(x, state=None if x.state is None else x.state.fork())
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return inputs(self._case)
 
 
 def grounds(lanes: Sequence[Lane]) -> dict[Case, Ground]:
-    return {case: Ground.of(case) for case in dict.fromkeys(lane.case for lane in lanes)}
+    return {lane.case: Ground(lane.case) for lane in lanes}
 
 
 def race(
@@ -91,7 +99,7 @@ def race(
         A row for each lane, and at the end one for the yardstick.
     """
     with threads(limits.threads):
-        started = [start(lane, ground[lane.case], limits.threads, form) for lane in lanes]
+        started = settled([start(lane, ground[lane.case], limits.threads, form) for lane in lanes])
         rows = [row for row, _ in started]
         rows = finish(rows, run(started, lanes[0].case, pace), limits)
     for lane, row in zip(lanes, rows, strict=False):
@@ -108,9 +116,9 @@ def start(lane: Lane, ground: Ground, count: int, form: Form) -> tuple[Row, Atte
     try:
         if not form.knows(lane):  # the very first call of an entrant loads whatever it needs
             lane.entrant.prepare(lane.case, ground.fresh(), count).run()
-        attempt = lane.entrant.prepare(lane.case, ground.fresh(), count)
+        attempt, truth = lane.entrant.prepare(lane.case, ground.fresh(), count), ground.truth
         made = first(attempt.run)
-        errors = ground.truth.errors(attempt.results(made.made))
+        errors = truth.errors(attempt.results(made.made))
     except NotCoveredError as refusal:
         return replace(row, status="refused", reason=str(refusal)), None
     except Exception as error:  # whatever somebody else's code does, the others run on
@@ -119,13 +127,25 @@ def start(lane: Lane, ground: Ground, count: int, form: Form) -> tuple[Row, Atte
 
 
 def judged(row: Row, made: First, errors: Mapping[str, float]) -> Row:
-    """A row after its first call: wrong, timed already when that was slow, or ready."""
+    """A row after its first call: wrong or ready."""
     name = max(errors, key=errors.__getitem__)
     worst = errors[name]
     row = replace(row, error=worst, nbytes=made.nbytes)
     if not worst <= LIMITS[row.case.dtype]:
         return replace(row, status="wrong", reason=f"{name} is off by {worst:.1e} of the largest")
-    return replace(row, timing=Timing((made.seconds,)), status="timed" if made.seconds >= SLOW else "ready")
+    return replace(row, timing=Timing((made.seconds,)), status="ready")
+
+
+def settled(started: Sequence[tuple[Row, Attempt | None]]) -> list[tuple[Row, Attempt | None]]:
+    """The same rows, those that one call is enough for being timed."""
+    quickest = min((row.timing.median for row, _ in started if row.timing is not None), default=0.0)
+    return [(replace(row, status="timed") if enough(row.timing, quickest) else row, x) for row, x in started]
+
+
+def enough(timing: Timing | None, quickest: float) -> bool:
+    if timing is None:
+        return False
+    return timing.median >= SLOWEST or (timing.median >= SLOW and timing.median > BEHIND * quickest)
 
 
 def run(started: Sequence[tuple[Row, Attempt | None]], case: Case, pace: Pace) -> Laps:

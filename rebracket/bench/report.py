@@ -41,8 +41,9 @@ A cell is the median time of a call, half the distance of its quartiles, and how
 do. Over a sequence that is a fraction of the limit: the least operations there are, 4 D^2 a token and head or 6 D^2
 when erasing, three times as many with the backward pass, at the rate that torch.mm had in float32 in the same turns; or
 the bytes of inputs and output at the rate of a copy, where that takes longer. In decode it is a multiple of the time of
-one multiplication of the state by a number, in place. What begins with "about" was not measured: it follows from a
-smaller shape and would have taken too long, or too much memory. Shapes are BxTxHxD.
+one multiplication of the state by a number, in place. A time without a spread is that of the one call that was made,
+since it was long. What begins with "about" was not measured: it follows from a smaller shape and would have taken too
+long, or too much memory. Shapes are BxTxHxD.
 """
 """How to read a grid of times."""
 

@@ -7,15 +7,17 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rebracket.bench.cases import SOFTMAX, Case, Inputs, factors, pattern
 from rebracket.ops.attention import linear_attention
-from rebracket.ops.softmax import softmax_attention
 from rebracket.ops.state import State
 from rebracket.testing.budgets import error
 
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Errors, as `rebracket.testing.budgets.error` has them, above which a result is wrong and not merely rounded."""
+BLOCK = 512
+"""Queries whose scores are held at one time."""
 # A value that is twice as large has an output and gradients twice as large; its own gradient does not know it.
 UNSCALED = {"grad v", "state.key_sum"}
 
@@ -63,12 +65,26 @@ def every(name: str, one: Tensor, scale: Tensor) -> Tensor:
 
 def attended(case: Case, x: Inputs) -> Results:
     if case.rule is SOFTMAX:
-        return {"out": softmax_attention(x.q, x.k, x.v)[0]}
+        return {"out": softmax(x)}
     out, state = linear_attention(
         x.q, x.k, x.v, log_decay=x.log_decay, write=x.write, normalize=case.rule.normalizes,
         state=None if x.state is None else x.state.to(torch.float64), backend="reference",
     )  # fmt: skip
     return {"out": out} | (held(state) if case.mode == "decode" else {})
+
+
+def softmax(x: Inputs) -> Tensor:
+    """out [1,T,1,D], as the formula is written; some queries at a time, as T x T numbers may not fit."""
+    stops = range(BLOCK, x.q.shape[1] + BLOCK, BLOCK)
+    rows = [(x.q[:, stop - BLOCK : stop], x.k[:, :stop], x.v[:, :stop]) for stop in stops]
+    return torch.cat([checkpoint(softmax_rows, *row, use_reentrant=False) for row in rows], 1)
+
+
+def softmax_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The outputs of the last queries, q [1,Q,1,D], of a sequence of keys and values [1,T,1,D]."""
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(k.shape[1] - q.shape[1] + 1)
+    return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(later, -torch.inf).softmax(-1), v)
 
 
 def held(state: State) -> Results:

@@ -33,7 +33,7 @@ def command(
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Race softmax over many T, for the plot.")] = True,
     rounds: Annotated[int | None, typer.Option(min=1, help="Most samples of each row.  [default: 15]")] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="For everything; what does not fit has fewer samples.  [default: 480]")
+        float | None, typer.Option(min=0, help="For everything; what does not fit has fewer samples.  [default: 300]")
     ] = None,
     longest: Annotated[float, typer.Option(min=0, help="Seconds that one call may take; slower ones do not run.")] = 5,
     quiet: Annotated[float, typer.Option(min=0, help="Seconds to wait for a quiet machine before each round.")] = 0,
@@ -51,8 +51,9 @@ def command(
     program = replace(QUICK if quick else FULL, peers=peers, dtype=dtype_of(dtype), longest=longest, quiet=quiet)
     program = replace(program, **lists(rules, shapes, modes, threads), **given({"rounds": rounds, "seconds": seconds}))
     program = program if plot else replace(program, sweep=())
-    with Console(stderr=True).status("") as status:
-        outcome = run(program, status.update)
+    console = Console(stderr=True)
+    with console.status("") as status:
+        outcome = run(program, status.update if console.is_terminal else console.print)
     show(outcome)
     if out is not None:
         report.write(outcome, out, shlex.join(["rebracket", *sys.argv[1:]]))

@@ -71,6 +71,7 @@ def test_times():
 def test_a_spread_is_half_the_distance_of_the_quartiles():
     uneven = replace(row("cpu"), timing=Timing((1.0, 2.0, 3.0, 4.0, 5.0)), least=None)
     assert grid.time_cell(uneven) == "3 s ±33%"
+    assert grid.time_cell(replace(uneven, timing=Timing((3.0,)))) == "3 s"
 
 
 @pytest.mark.parametrize(

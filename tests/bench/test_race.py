@@ -1,5 +1,7 @@
 """Nobody is timed whose result is wrong, and everybody meets the same inputs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -67,7 +69,8 @@ def test_who_does_not_cover_a_case_or_fails_says_why_and_the_others_run_on():
     assert refused.error is failed.error is None
 
 
-def test_who_would_take_too_long_does_not_run():
+def test_who_would_take_too_long_does_not_run(monkeypatch):
+    monkeypatch.setattr(race, "Truth", None)  # nor is there a truth to be had, which may take as long
     known, entrant, case = Form(longest=10), Planted("slow"), Case(RULES["kda"], LONG, "forward")
     known.note(Lane(entrant, Case(RULES["kda"], Shape(1, 1, 1, 4), "forward")), 5.0, 0)
     row, _ = run(case, entrant, known=known)
@@ -75,13 +78,20 @@ def test_who_would_take_too_long_does_not_run():
     assert entrant.calls == 0
 
 
-def test_a_slow_first_call_is_the_only_sample(monkeypatch):
-    monkeypatch.setattr(race, "SLOW", -1.0)
-    entrant = Planted("slow")
-    row, _ = run(Case(RULES["kda"], LONG, "forward"), entrant)
-    assert row.timing is not None
-    assert len(row.timing.samples) == 1
-    assert entrant.calls == 2
+@pytest.mark.parametrize(
+    ("seconds", "samples"),
+    [((0.4, 0.1), (3, 3)), ((0.6, 0.3), (3, 3)), ((0.6, 0.1), (1, 3)), ((1.9, 1.8), (3, 3)), ((2.1, 2.0), (1, 1))],
+)
+def test_one_call_is_enough_of_who_is_slow_and_far_behind(monkeypatch, seconds, samples):
+    took = iter(seconds)
+    made = race.first
+    monkeypatch.setattr(race, "first", lambda call: replace(made(call), seconds=next(took)))
+    rows = run(Case(RULES["kda"], LONG, "forward"), Planted("a"), Planted("b"))[:2]
+    assert tuple(len(row.timing.samples) for row in rows if row.timing is not None) == samples
+    assert all(row.status == "timed" for row in rows)
+    assert [row.timing.median == told for row, told in zip(rows, seconds, strict=True) if row.timing] == [
+        count == 1 for count in samples
+    ]
 
 
 def test_what_was_timed_is_known_afterwards(monkeypatch):

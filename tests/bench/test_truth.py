@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rebracket.bench import truth
 from rebracket.bench.cases import LINEAR_RULES, SOFTMAX, Case, Inputs, Rule, Shape, inputs
 from rebracket.bench.own import Ours, Softmax
 from rebracket.bench.truth import LIMITS, Truth
@@ -55,8 +56,8 @@ def cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.rule.name} {case.mode}")
 def test_the_truth_of_one_head_is_that_of_all(case):
-    truth, found = Truth.of(case), expected(case)
-    errors = truth.errors(found)
+    found = expected(case)
+    errors = Truth.of(case).errors(found)
     assert errors.keys() == found.keys()
     assert max(errors.values()) < 1e-12
 
@@ -66,6 +67,16 @@ def test_the_truth_of_one_head_is_that_of_all(case):
 def test_what_is_wrong_is_far_from_it(case, fault):
     errors = Truth.of(case).errors(fault(expected(case)))
     assert max(errors.values()) > LIMITS[torch.float32]
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_the_blocks_of_softmax_are_no_part_of_it(mode, monkeypatch):
+    case = Case(SOFTMAX, LONG, mode)
+    whole = Truth.of(case).one
+    for block in (1, 64, 69, 70):
+        monkeypatch.setattr(truth, "BLOCK", block)
+        for name, x in Truth.of(case).one.items():
+            torch.testing.assert_close(x, whole[name], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

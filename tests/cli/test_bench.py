@@ -47,9 +47,9 @@ def test_the_tables(run):
     assert code == 0
     for title in ("Limits of the machine", "Forward, 1 thread", "Forward and backward, 1 thread", "Decode, one token"):
         assert title in shown
-    timed = [line for line in cells(shown, "reference") if any("±" in cell for cell in line)]
+    timed = [line for line in cells(shown, "reference") if any("s " in cell for cell in line)]
     assert len(timed) == 6
-    assert all(re.fullmatch(r"[\d.]+ m?u?s ±\d+% \d+\.\d\dx?", cell) for line in timed for cell in line)
+    assert all(re.fullmatch(r"[\d.]+ m?u?s \d+\.\d\dx?", cell) for line in timed for cell in line)
     assert "WRONG" not in shown
     assert "Faster than softmax" not in shown
     assert "peer" not in shown
