@@ -246,11 +246,13 @@ class Frozen(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The square of x."""
         ctx.save_for_backward(x)
         return x * x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """The gradient of the square, cut off from x."""
         return grads[0] * 2 * ctx.saved_tensors[0].detach()
 
 
