@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.backends.cpu.library import DTYPES, Call, Gradients, Library, rows
+from rebracket.backends.cpu.library import DTYPES, Call, Gradients, Library, empty, rows
 from rebracket.ops.validate import check_decay_values
 
 SEGMENT = 128
@@ -104,8 +104,8 @@ def describe(terms: Terms, out: Tensor, memory: Tensor, key_sum: Tensor | None, 
 
 def blank(terms: Terms, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory for a result over all tokens: zeros where a tail may be left unwritten."""
-    make = torch.empty if terms.cu_seqlens is None else torch.zeros
-    return make(shape, dtype=dtype)
+    x = empty(*shape, dtype=dtype)
+    return x if terms.cu_seqlens is None else x.zero_()
 
 
 def check_decays(terms: Terms, wrong: Tensor) -> None:
@@ -128,7 +128,7 @@ def forward(terms: Terms, library: Library, keep: bool) -> tuple[Tensor, Tensor,
     call = describe(terms, out, memory, key_sum, wrong)
     call.slices = slices(N * H, V)
     first = terms.first_segments() if keep else torch.zeros(1, dtype=torch.int64)
-    entries = torch.empty(int(first[-1]), H, K, V)
+    entries = empty(int(first[-1]), H, K, V)
     if keep:
         call.entries, call.first_segment = pointer(entries), pointer(first)
     library.forward(call)
@@ -138,8 +138,9 @@ def forward(terms: Terms, library: Library, keep: bool) -> tuple[Tensor, Tensor,
 
 def slices(units: int, V: int) -> int:
     """Into how many slices of value columns a head is cut, so that every thread has work."""
-    wanted = -(-torch.get_num_threads() // max(units, 1))
-    return max(1, min(wanted, V // 32))
+    wanted = min(-(-torch.get_num_threads() // max(units, 1)), V // 32)
+    width = 16 * -(-V // (16 * max(wanted, 1)))
+    return -(-V // width)
 
 
 def backward(

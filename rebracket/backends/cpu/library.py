@@ -18,6 +18,8 @@ PATH = next((path for end in (".so", ".dylib", ".dll") if (path := FOLDER / f"ke
 """The built library, or None."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 VARIABLE = "REBRACKET_ISA"
+LARGE = 4 << 20
+"""Bytes from which on a result asks for large pages."""
 
 
 @final
@@ -109,6 +111,7 @@ def opened() -> ctypes.CDLL:
     entry = ctypes.CDLL(str(PATH))
     entry.rebracket_isa.restype, entry.rebracket_isa.argtypes = ctypes.c_char_p, [ctypes.c_int64]
     entry.rebracket_kernels.restype, entry.rebracket_kernels.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    entry.rebracket_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     one = [ctypes.c_void_p, ctypes.c_void_p]
     entry.rebracket_forward.argtypes = entry.rebracket_step.argtypes = [*one, ctypes.c_void_p]
     entry.rebracket_backward.argtypes = [*one, ctypes.c_void_p, ctypes.c_void_p]
@@ -133,6 +136,14 @@ def torch_loop() -> int | None:
             loop = getattr(ctypes.CDLL(str(library)), "torch_parallel_for", None)
             return None if loop is None else ctypes.cast(loop, ctypes.c_void_p).value
     return None
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """New memory for a result, on large pages where it is large."""
+    x = torch.empty(shape, dtype=dtype)
+    if x.nbytes >= LARGE:
+        opened().rebracket_large_pages(x.data_ptr(), x.nbytes)
+    return x
 
 
 def rows(x: Tensor | None) -> Rows:

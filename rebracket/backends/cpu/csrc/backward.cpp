@@ -39,12 +39,6 @@ Flow flow(const Call& a, const Gradients& g, const Unit& u) {
     return f;
 }
 
-// to[d][c] = x[c][d] for `rows` rows of x, a multiple of 16, and `columns` columns, a multiple of 16.
-void transpose(const float* x, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t to_ld) {
-    for (int64_t c = 0; c < rows; c += 16)
-        for (int64_t d = 0; d < columns; d += 16) transpose_block(x + c * ld + d, ld, to + d * to_ld + c, to_ld);
-}
-
 // W from dU, in place from the last write to the first, and beta W.
 void solve_back(Unit& u, Flow& f, float* strong) {
     for (int i = C - 1; i >= 0; --i) {
@@ -255,71 +249,55 @@ void chunk_back(Unit& u, Flow& f) {
                u.call.decay == PER_CHANNEL);
 }
 
-void pack_gradient(Unit& u, Flow& f, Place at, int writes) {
+void pack_gradient(Unit& u, Flow& f, const Tokens& at) {
     float* dO = f.ends + (u.stacked - C) * u.Vp;
-    for (int c = 0; c < C; ++c) {
-        bool read = c < writes && at.write == u.call.per_token - 1;
-        if (read)
-            read_row(dO + c * u.Vp, f.out, at.token, u.Vp);
-        else
-            fill(dO + c * u.Vp, u.Vp, 0);
-        for (int64_t n = 0; n < u.Vp; n += W) store(dO + c * u.Vp + n, u.call.scale * load(dO + c * u.Vp + n));
-        at.advance(u.call.per_token);
-    }
+    pack_tokens(dO, f.out, at, u.call.per_token, u.Vp);
+    for (int64_t n = 0; n < C * u.Vp; n += W) store(dO + n, u.call.scale * load(dO + n));
 }
 
-void emit_gradient(Unit& u, Flow& f, int64_t w, int writes, Place at, const float* dv) {
-    for (int c = 0; c < writes; ++c) {
-        if (at.write == u.call.per_token - 1) write_row(f.q, at.token, f.drows + (u.stacked - C + c) * u.Kp, 1);
-        if (f.r.base)
-            write_row(f.r, w + c, f.drows + c * u.Kp, 1);
-        else if (u.erasing)  // r is k
-            for (int64_t d = 0; d < u.Kp; d += W)
-                store(f.dk + c * u.Kp + d, load(f.dk + c * u.Kp + d) + load(f.drows + c * u.Kp + d));
-        write_row(f.k, w + c, f.dk + c * u.Kp, 1);
-        write_row(f.v, w + c, dv + c * u.Vp, 1);
-        if (f.beta.base) write_row(f.beta, w + c, f.dbeta + c, 1);
-        if (f.log_decay.base && at.write == 0) write_row(f.log_decay, at.token, f.dlog + c * (u.call.decay == PER_CHANNEL ? u.Kp : 1), 1);
-        at.advance(u.call.per_token);
-    }
+void emit_gradient(Unit& u, Flow& f, int64_t w, int64_t writes, const float* dv) {
+    const int64_t per_token = u.call.per_token, n = u.call.decay == PER_CHANNEL ? u.Kp : 1;
+    Tokens reads = tokens(w, writes, per_token, per_token - 1), decays = tokens(w, writes, per_token, 0);
+    write_rows(f.q, reads.first, reads.count, f.drows + (u.stacked - C + reads.row) * u.Kp, per_token * u.Kp);
+    if (f.log_decay.base) write_rows(f.log_decay, decays.first, decays.count, f.dlog + decays.row * n, per_token * n);
+    if (f.r.base)
+        write_rows(f.r, w, writes, f.drows, u.Kp);
+    else if (u.erasing)  // r is k
+        for (int64_t i = 0; i < C * u.Kp; i += W) store(f.dk + i, load(f.dk + i) + load(f.drows + i));
+    write_rows(f.k, w, writes, f.dk, u.Kp);
+    write_rows(f.v, w, writes, dv, u.Vp);
+    if (f.beta.base) write_rows(f.beta, w, writes, f.dbeta, 1);
 }
 
-struct Span {
-    int64_t w;
-    int writes;
-    Place at;
-};
-
-void segment_back(const Call& a, Unit* units, Flow& f, int64_t w0, int64_t last) {
-    Span spans[SEGMENT];
-    int chunks = 0;
+// Writes [w0, last) of a unit, whose chunks have a copy of it each; the state before them is in the first.
+void segment_back(Unit* units, Flow& f, int64_t w0, int64_t last) {
+    const int64_t per_token = units[0].call.per_token;
+    int64_t writes[SEGMENT], chunks = 0;
     for (int64_t w = w0; w < last; w += C, ++chunks) {
         Unit& u = units[chunks];
-        Place at{w / a.per_token, w % a.per_token};
-        spans[chunks] = {w, 0, at};
-        spans[chunks].writes = pack(u, w, last, at);
-        ask_inputs(u, w + C, last, &u.values);
+        writes[chunks] = pack(u, w, last);
+        ask_inputs(u.ahead, u, w + C);
         resolve_writes(u);
-        if (chunks + 1 == SEGMENT) continue;
+        if (w + C >= last) continue;
         copy(units[chunks + 1].S, u.S, u.Kp * u.Vp);
         advance(u, units[chunks + 1].S);
     }
-    for (int c = chunks - 1; c >= 0; --c) {
+    for (int64_t c = chunks - 1; c >= 0; --c) {
         Unit& u = units[c];
-        pack_gradient(u, f, spans[c].at, spans[c].writes);
-        ask(u.ahead, {&f.out, &f.q, &f.k, &f.v, &f.r}, spans[c].w - C, c ? C : 0);
+        int64_t w = w0 + c * C;
+        pack_gradient(u, f, tokens(w, writes[c], per_token, per_token - 1));
+        ask(u.ahead, {&f.out, &f.q, &f.k, &f.v, &f.r}, w - C, c ? w : 0);
         chunk_back(u, f);
         const float* dv = u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp;
-        emit_gradient(u, f, spans[c].w, spans[c].writes, spans[c].at, dv);
+        emit_gradient(u, f, w, writes[c], dv);
     }
 }
 
 void run(const Call& a, const Gradients& g, int64_t index) {
-    arena.reserve(scratch(a) * SEGMENT + scratch(a, static_cast<Flow*>(nullptr)));
-    alignas(Unit) char room[SEGMENT * sizeof(Unit)];
-    Unit* units = reinterpret_cast<Unit*>(room);
-    for (int i = 0; i < SEGMENT; ++i) new (units + i) Unit(a, index);
-    Unit& u = units[0];
+    arena.reserve((scratch(a) + state_size(a)) * SEGMENT + scratch(a, static_cast<Flow*>(nullptr)));
+    Room<Unit, SEGMENT> room;
+    for (int i = 0; i < SEGMENT; ++i) new (&room[i]) Unit(a, index, Buffers(a));
+    Unit& u = room[0];
     Flow f = flow(a, g, u);
     fill(f.dS, u.Kp * u.Vp, 0);
     fill(f.dbonus, u.Kp, 0);
@@ -330,7 +308,7 @@ void run(const Call& a, const Gradients& g, int64_t index) {
         fill(u.S, u.Kp * u.Vp, 0);
         for (int64_t d = 0; d < a.K; ++d) copy(u.S + d * u.Vp, saved(u, s) + d * a.V, a.V);
         int64_t w0 = first + s * step;
-        segment_back(a, units, f, w0, w0 + step < last ? w0 + step : last);
+        segment_back(&u, f, w0, w0 + step < last ? w0 + step : last);
     }
     if (g.bonus) copy(g.bonus + index * a.K, f.dbonus, a.K);
     for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * u.Vp, a.V);

@@ -58,62 +58,97 @@ INLINE vec keep(vec x, const int32_t* mask) {
     return x;
 }
 
-// Where a write lies: its token, and which of the token's writes it is. Decays come before the first, reads after the last.
-struct Place {
-    int64_t token, write = 0;
-    INLINE void advance(int64_t per_token) {
-        if (++write == per_token) ++token, write = 0;
-    }
+// The tokens whose write number `write` is among writes [w, w + writes): the first of them stands in row `row` of the chunk,
+// the others follow `per_token` rows apart. A token's decay comes before its first write, its read after its last.
+struct Tokens {
+    int64_t row, first, count;
 };
+INLINE Tokens tokens(int64_t w, int64_t writes, int64_t per_token, int64_t write) {
+    if (per_token == 1) return {0, w, writes};
+    int64_t row = (per_token + write - w % per_token) % per_token;
+    return {row, (w + row) / per_token, row < writes ? (writes - row - 1) / per_token + 1 : 0};
+}
 
-// One sequence, head and slice of value columns, and the buffers of its current chunk.
-struct Unit {
-    const Call& call;
-    int64_t n, h, batch, v0, V, Kp, Vp;
-    bool erasing, wrong = false;  // wrong: a log-decay was positive or NaN
-    int stacked;      // rows of `rows` and `scores`: 2 C when erasing, else C
-    float *S, *z;     // state [Kp,Vp] on entry, sum of keys [Kp]
-    float *rows, *k, *keys, *turned, *v, *u, *read, *scores;
+// The buffers of one chunk.
+struct Buffers {
+    int64_t V, Kp, Vp;  // value columns of a slice, and sizes padded to 16
+    bool erasing;
+    int stacked;  // rows of `rows` and `scores`: 2 C when erasing, else C
+    float *plain, *rows;  // [R; Q] as the caller gave them, and scaled by per-channel decays since the chunk began
+    float *k, *keys, *turned, *v, *u, *read, *scores;
     float *log, *beta, *entry, *leave, *gain, *total;
     float *weights, *before;  // D [C,C], and what u was before beta
     float *channel, *left, *right;  // per-channel decays: logs [C,Kp], rows scaled for every level
-    float *plain;                   // [R; Q] as the caller gave them; `rows` until per-channel decays scale those
     float *q_rows, *q_scores, *out, *written;
-    Stream q, keys_in, values, r, strength, decay, outputs;
-    Ahead ahead;
 
-    Unit(const Call& a, int64_t index);
+    Buffers(const Call& a);
 };
 
-// Floats that one unit takes from the arena.
+int64_t slice_width(const Call& a) { return padded((a.V + a.slices - 1) / a.slices); }
+
+// Floats that the buffers take from the arena, and those of a state with its sum of keys.
 int64_t scratch(const Call& a) {
-    int64_t Kp = padded(a.K), Vp = padded(a.V);
-    return Kp * Vp + 2 * Kp + C * Kp * (2 + 3 + 1 + (a.decay == PER_CHANNEL ? 2 + 3 * LEVELS : 0)) + C * Vp * 5 + 3 * C * C + 8 * C;
+    int64_t Kp = padded(a.K), Vp = slice_width(a);
+    return 2 * Kp + C * Kp * (2 + 3 + 1 + (a.decay == PER_CHANNEL ? 2 + 3 * LEVELS : 0)) + C * Vp * 5 + 3 * C * C + 8 * C;
+}
+int64_t state_size(const Call& a) { return padded(a.K) * (slice_width(a) + 1); }
+
+INLINE bool same(const Rows& x, const Rows& y) {
+    return x.data == y.data && x.batch == y.batch && x.time == y.time && x.head == y.head && x.heads == y.heads;
 }
 
-Unit::Unit(const Call& a, int64_t index) : call(a) {
-    int64_t slice = index % a.slices, width = padded((a.V + a.slices - 1) / a.slices);
-    n = index / a.slices / a.H, h = index / a.slices % a.H;
-    batch = a.offsets ? 0 : n;
-    v0 = slice * width, V = a.V - v0 < width ? a.V - v0 : width;
-    Kp = padded(a.K), Vp = padded(V > 0 ? V : 0);
-    erasing = a.r.data != nullptr;
-    stacked = erasing ? 2 * C : C;
-    S = arena.take(Kp * Vp), z = arena.take(Kp);
-    rows = arena.take(2 * C * Kp), k = arena.take(C * Kp), keys = arena.take(C * Kp), turned = arena.take(C * Kp);
+Buffers::Buffers(const Call& a) : V(slice_width(a)), Kp(padded(a.K)), Vp(V), erasing(a.r.data), stacked(a.r.data ? 2 * C : C) {
+    bool channels = a.decay == PER_CHANNEL;
+    plain = arena.take(2 * C * Kp), rows = channels ? arena.take(2 * C * Kp) : plain;
+    k = erasing && same(a.r, a.k) ? plain : arena.take(C * Kp), keys = arena.take(C * Kp), turned = arena.take(C * Kp);
     v = arena.take(C * Vp), u = arena.take(C * Vp), read = arena.take(2 * C * Vp), scores = arena.take(2 * C * C);
     log = arena.take(C), beta = arena.take(C), entry = arena.take(C), leave = arena.take(C), total = arena.take(C);
     gain = arena.take(Kp), channel = arena.take(C * Kp), weights = arena.take(C * C), before = arena.take(C * Vp);
-    bool channels = a.decay == PER_CHANNEL;
     left = channels ? arena.take(LEVELS * C * Kp) : nullptr, right = channels ? arena.take(2 * LEVELS * C * Kp) : nullptr;
-    plain = channels ? arena.take(2 * C * Kp) : rows;
     q_rows = rows + (stacked - C) * Kp, q_scores = scores + (stacked - C) * C, out = read + (stacked - C) * Vp;
+    written = erasing || a.beta.data ? u : v;
+}
+
+// One sequence, head and slice of value columns, with the buffers of its current chunk.
+struct Unit : Buffers {
+    const Call& call;
+    int64_t n, h, batch, v0;
+    bool wrong = false;  // a log-decay was positive or NaN
+    float *S, *z;        // state [Kp,Vp] on entry, sum of keys [Kp]
+    Stream q, keys_in, values, r, strength, decay, outputs;
+    Ahead ahead;
+
+    Unit(const Call& a, int64_t index, const Buffers& buffers);
+};
+
+Unit::Unit(const Call& a, int64_t index, const Buffers& buffers) : Buffers(buffers), call(a) {
+    int64_t slice = index % a.slices;
+    n = index / a.slices / a.H, h = index / a.slices % a.H;
+    batch = a.offsets ? 0 : n;
+    v0 = slice * V, V = a.V - v0 < V ? a.V - v0 : V;
+    S = arena.take(Kp * Vp), z = arena.take(Kp);
     q = Stream(a.q, batch, h, a.H, 0, a.K), keys_in = Stream(a.k, batch, h, a.H, 0, a.K);
     r = Stream(a.r, batch, h, a.H, 0, a.K), values = Stream(a.v, batch, h, a.H, v0, V);
     strength = Stream(a.beta, batch, h, a.H, 0, 1), outputs = Stream(a.out, batch, h, a.H, v0, V);
     decay = Stream(a.log_decay, batch, h, a.H, 0, a.decay == PER_CHANNEL ? a.K : 1);
-    written = erasing || a.beta.data ? u : v;
 }
+
+// Units that take turns, a segment each: their rows lie side by side in the same pages of memory.
+constexpr int GROUP = 8;
+
+// How many units from `index` on, before `end`, belong to the same sequence, as many as take turns.
+int64_t together(const Call& a, int64_t index, int64_t end) {
+    int64_t each = a.H * a.slices, last = (index / each + 1) * each;
+    if (last > end) last = end;
+    return last - index < GROUP ? last - index : GROUP;
+}
+
+// Room for `count` objects whose constructors take arguments.
+template <class T, int count>
+struct Room {
+    alignas(T) char bytes[count * sizeof(T)];
+    T& operator[](int64_t i) { return reinterpret_cast<T*>(bytes)[i]; }
+};
 
 void enter(Unit& u) {
     const Call& a = u.call;
@@ -132,97 +167,69 @@ void leave(Unit& u) {
     if (a.normalize && u.v0 == 0) copy(a.key_sum_out + row * a.K, u.z, a.K);
 }
 
-void pack_write(Unit& u, int64_t w, int c, Place& at) {
+// Rows of reads, one a token; rows of the chunk that read nothing are zero.
+void pack_tokens(float* to, const Stream& x, const Tokens& at, int64_t per_token, int64_t pad) {
+    if (at.count < C) fill(to, C * pad, 0);
+    read_rows(to + at.row * pad, per_token * pad, x, at.first, at.count, pad);
+}
+
+// Rows of what is written; those after the last write of the sequence are zero.
+void pack_writes(float* to, const Stream& x, int64_t w, int64_t writes, int64_t pad) {
+    read_rows(to, pad, x, w, writes, pad);
+    fill(to + writes * pad, (C - writes) * pad, 0);
+}
+
+// Reads writes [w, w + C), up to `end`; returns how many there were. A write of nothing fills the last chunk up.
+int pack(Unit& u, int64_t w, int64_t end) {
     const Call& a = u.call;
-    float* q = u.q_rows + c * u.Kp;
-    bool first = at.write == 0, last = at.write == a.per_token - 1;
-    if (last)
-        read_row(q, u.q, at.token, u.Kp);
-    else
-        fill(q, u.Kp, 0);
-    read_row(u.k + c * u.Kp, u.keys_in, w, u.Kp);
-    if (u.erasing) read_row(u.rows + c * u.Kp, u.r, w, u.Kp);
-    read_row(u.v + c * u.Vp, u.values, w, u.Vp);
-    u.beta[c] = 1, u.log[c] = 0;
-    if (u.strength.base) read_row(u.beta + c, u.strength, w, 1);
-    if (a.decay == PER_CHANNEL && !first) fill(u.channel + c * u.Kp, u.Kp, 0);
-    if (a.decay != NONE && first)
-        read_row(a.decay == PER_CHANNEL ? u.channel + c * u.Kp : u.log + c, u.decay, at.token, a.decay == PER_CHANNEL ? u.Kp : 1);
-    u.wrong |= !(u.log[c] <= 0);
-    at.advance(a.per_token);
-}
-
-// A write of nothing: it fills the last chunk up.
-void pack_nothing(Unit& u, int c) {
-    fill(u.q_rows + c * u.Kp, u.Kp, 0);
-    fill(u.rows + c * u.Kp, u.Kp, 0);
-    fill(u.k + c * u.Kp, u.Kp, 0);
-    fill(u.v + c * u.Vp, u.Vp, 0);
-    fill(u.channel + c * u.Kp, u.Kp, 0);
-    u.beta[c] = u.log[c] = 0;
-}
-
-// Reads writes [w, w + C), up to `end`; returns how many there were.
-int pack(Unit& u, int64_t w, int64_t end, Place& at) {
     int writes = end - w < C ? int(end - w) : C;
-    for (int c = 0; c < writes; ++c) pack_write(u, w + c, c, at);
-    for (int c = writes; c < C; ++c) pack_nothing(u, c);
+    pack_tokens(u.plain + (u.stacked - C) * u.Kp, u.q, tokens(w, writes, a.per_token, a.per_token - 1), a.per_token, u.Kp);
+    pack_writes(u.k, u.keys_in, w, writes, u.Kp);
+    if (u.erasing && u.k != u.plain) pack_writes(u.plain, u.r, w, writes, u.Kp);
+    pack_writes(u.v, u.values, w, writes, u.Vp);
+    if (u.strength.base)
+        pack_writes(u.beta, u.strength, w, writes, 1);
+    else
+        fill(u.beta, C, 1);
+    Tokens decays = tokens(w, writes, a.per_token, 0);
+    if (a.decay == PER_CHANNEL)
+        pack_tokens(u.channel, u.decay, decays, a.per_token, u.Kp);
+    else if (a.decay != NONE)
+        pack_tokens(u.log, u.decay, decays, a.per_token, 1);
     return writes;
 }
 
-// Lets rows [row, row + count) of some tensors be asked for while the next products run.
-INLINE void ask(Ahead& ahead, std::initializer_list<const Stream*> wanted, int64_t row, int64_t count) {
-    ahead.streams = 0;
-    for (const Stream* x : wanted) {
-        if (!x->base || x->bytes() < 64) continue;
-        int i = ahead.streams++;
-        ahead.row[i] = x->at(row), ahead.step[i] = x->step, ahead.bytes[i] = x->bytes();
-    }
-    ahead.begin(count < 0 ? 0 : count < C ? int(count) : C);
-}
-
-// What the chunk at write w will read.
-INLINE void ask_inputs(Unit& u, int64_t w, int64_t end, const Stream* out) {
-    const Stream* r = u.r.base == u.keys_in.base ? &u.values : &u.r;
-    ask(u.ahead, {&u.q, &u.keys_in, &u.values, r, &u.decay, out}, w, end - w);
-}
-
-// Rows of scores times a row of weights each, outside the triangle exactly zero.
-INLINE void weigh(Unit& u, int i, const vec* weights, const vec* q_weights) {
-    for (int n = 0; n < C / W; ++n) {
-        store(u.weights + i * C + n * W, keep(weights[n], triangle.upto[i] + n * W));
-        float* l = u.scores + i * C + n * W;
-        float* a = u.q_scores + i * C + n * W;
-        if (u.erasing) store(l, keep(load(l) * weights[n], triangle.below[i] + n * W));
-        store(a, keep(load(a) * q_weights[n], (u.call.bonus ? triangle.below : triangle.upto)[i] + n * W));
-    }
-}
-
-// One decay a token: every weight is exp of the sum over exactly its own interval.
-void weigh_by_token(Unit& u) {
-    vec sums[C / W] = {}, weights[C / W], before[C / W];
+// D under one decay a token: every weight is exp of the sum over exactly its own interval.
+void weights_by_token(Unit& u) {
+    vec sums[C / W] = {};
     float since = 0;
-    for (int n = 0; n < C / W; ++n) weights[n] = splat(1);
     for (int i = 0; i < C; ++i) {
+        u.wrong |= !(u.log[i] <= 0);
         u.entry[i] = since += u.log[i];
         for (int n = 0; n < C / W; ++n) {
             sums[n] += keep(splat(u.log[i]), triangle.below[i] + n * W);
-            before[n] = weights[n], weights[n] = exp_negative(sums[n]);
+            store(u.weights + i * C + n * W, keep(exp_negative(sums[n]), triangle.upto[i] + n * W));
         }
-        weigh(u, i, weights, u.call.bonus ? before : weights);
     }
-    for (int n = 0; n < C / W; ++n) {
-        store(u.entry + n * W, exp_negative(load(u.entry + n * W)));
-        store(u.leave + n * W, weights[n]);
-    }
+    for (int n = 0; n < C; n += W) store(u.entry + n, exp_negative(load(u.entry + n)));
+    for (int n = 0; n < C; n += W) store(u.leave + n, load(u.weights + (C - 1) * C + n));
 }
 
-void weigh_by_one(Unit& u) {
-    vec ones[C / W];
-    for (int n = 0; n < C / W; ++n) ones[n] = splat(1);
-    for (int i = 0; i < C; ++i) weigh(u, i, ones, ones);
+void weights_by_one(Unit& u) {
+    for (int i = 0; i < C * C; i += W) store(u.weights + i, keep(splat(1), triangle.upto[0] + i));
     fill(u.entry, C, 1);
     fill(u.leave, C, 1);
+}
+
+// Scores times weights, outside the triangle exactly zero. With a bonus a read has seen the decays before its own token.
+void weigh(Unit& u) {
+    const bool bonus = u.call.bonus;
+    const int32_t* mask = (bonus ? triangle.below : triangle.upto)[0];
+    for (int i = 0; i < C * C; i += W) {
+        float *l = u.scores + i, *a = u.q_scores + i;
+        if (u.erasing) store(l, keep(load(l) * load(u.weights + i), triangle.below[0] + i));
+        store(a, keep(load(a) * load(u.weights + (bonus && i >= C ? i - C : i)), mask + i));
+    }
 }
 
 // One decay a channel: between the halves of every halving the decay splits at their border into two factors <= 1. `left` and
@@ -230,6 +237,7 @@ void weigh_by_one(Unit& u) {
 void scale_to_borders(Unit& u, int64_t d) {
     vec a[C], product = splat(1), log = {};
     int64_t Kp = u.Kp;
+    const float* q = u.plain + (u.stacked - C) * Kp;
     for (int i = 0; i < C; ++i) {
         vec x = load(u.channel + i * Kp + d);
         log += x > splat(0) ? splat(0) / splat(0) : x;  // a positive one must show in the sum
@@ -247,8 +255,8 @@ void scale_to_borders(Unit& u, int64_t d) {
             for (int i = mid; i < mid + h; ++i) {
                 vec read = u.call.bonus ? p : p * a[i];
                 p *= a[i];
-                store(u.right + ((LEVELS + level) * C + i) * Kp + d, read * load(u.q_rows + i * Kp + d));
-                if (u.erasing) store(u.right + (level * C + i) * Kp + d, p * load(u.rows + i * Kp + d));
+                store(u.right + ((LEVELS + level) * C + i) * Kp + d, read * load(q + i * Kp + d));
+                if (u.erasing) store(u.right + (level * C + i) * Kp + d, p * load(u.plain + i * Kp + d));
             }
         }
     for (int i = C - 1; i >= 0; --i) {
@@ -259,8 +267,8 @@ void scale_to_borders(Unit& u, int64_t d) {
     for (int i = 0; i < C; ++i) {
         vec read = u.call.bonus ? product : product * a[i];
         product *= a[i];
-        if (u.erasing) store(u.rows + i * Kp + d, product * load(u.rows + i * Kp + d));
-        store(u.q_rows + i * Kp + d, read * load(u.q_rows + i * Kp + d));
+        if (u.erasing) store(u.rows + i * Kp + d, product * load(u.plain + i * Kp + d));
+        store(u.q_rows + i * Kp + d, read * load(q + i * Kp + d));
     }
 }
 
@@ -281,7 +289,6 @@ void score_row(const Unit& u, int i, const float* right, const float* own, float
 }
 
 void score_by_channel(Unit& u) {
-    copy(u.plain, u.rows, u.stacked * u.Kp);
     const float* q = u.plain + (u.stacked - C) * u.Kp;
     for (int64_t d = 0; d < u.Kp; d += W) scale_to_borders(u, d);
     for (int i = 0; i < C; ++i) {
@@ -309,12 +316,13 @@ void score(Unit& u) {
         if (u.call.bonus) add_bonus(u);
         return;
     }
-    transpose16(u.k, u.Kp, u.turned, u.Kp);
-    product<0>(u.rows, u.Kp, 1, u.turned, C, u.scores, C, u.stacked, C, u.Kp, u.ahead);
     if (u.call.decay == NONE)
-        weigh_by_one(u);
+        weights_by_one(u);
     else
-        weigh_by_token(u);
+        weights_by_token(u);
+    transpose(u.k, u.Kp, C, u.Kp, u.turned, C);
+    product<0>(u.rows, u.Kp, 1, u.turned, C, u.scores, C, u.stacked, C, u.Kp, u.ahead);
+    weigh(u);
     if (u.call.bonus) add_bonus(u);
     for (int c = 0; c < C; ++c)
         for (int64_t d = 0; d < u.Kp; d += W) store(u.keys + c * u.Kp + d, u.leave[c] * load(u.k + c * u.Kp + d));
@@ -381,6 +389,23 @@ void advance(Unit& u, float* S) {
 // Writes of unit u: [begin, end).
 int64_t begin(const Unit& u) { return (u.call.offsets ? u.call.offsets[u.n] : 0) * u.call.per_token; }
 int64_t end(const Unit& u) { return (u.call.offsets ? u.call.offsets[u.n + 1] : u.call.T) * u.call.per_token; }
+
+// Lets rows [row, row + C), up to `end`, of some tensors be asked for while the next products run.
+INLINE void ask(Ahead& ahead, std::initializer_list<const Stream*> wanted, int64_t row, int64_t end) {
+    ahead.streams = 0;
+    for (const Stream* x : wanted) {
+        if (!x->base || x->bytes() < 64) continue;
+        int i = ahead.streams++;
+        ahead.row[i] = x->at(row), ahead.step[i] = x->step, ahead.bytes[i] = x->bytes();
+    }
+    ahead.begin(end < row ? 0 : end < row + C ? int(end - row) : C);
+}
+
+// What the chunk of unit u at write w will read, and the output that it will write.
+INLINE void ask_inputs(Ahead& ahead, const Unit& u, int64_t w) {
+    const Stream* r = u.k == u.plain ? &u.values : &u.r;
+    ask(ahead, {&u.q, &u.keys_in, &u.values, r, &u.decay, &u.outputs}, w, end(u));
+}
 
 // The state at the first chunk of segment `segment` of SEGMENT chunks, for the backward pass.
 float* saved(const Unit& u, int64_t segment) {
