@@ -9,35 +9,41 @@
 
 namespace {
 
-// What flows back through a unit, and the buffers of one chunk of it. R and Q, and beta W and dO, stand above each other.
-struct Flow {
-    float *dS;                       // gradient of the state after the chunk, then before it
-    float *ends, *dU;                // [beta W; dO] [2C,Vp]; dU, then W [C,Vp]
-    float *ends_turned, *u_turned;   // the same transposed, [Vp,2C] and [Vp,C]
-    float *dscores, *passed;         // [dL; dA] weighted by D, [2C,C]; dA A + dL L, [C,C]
-    float *turned, *drows, *dk;      // gradients of [R; Q] and K, transposed [Kp,2C], [2C,Kp], [C,Kp]
-    float *scaled;                   // [-G R; G Q]
-    float *dlog, *dbeta, *dbonus;     // [C,1 or Kp], [C], [Kp]
-    Stream out, q, k, v, r, beta, log_decay;
+// What flows back through one chunk. R and Q, and beta W and dO, stand above each other.
+struct FlowBuffers {
+    float *ends, *dU;               // [beta W; dO] [2C,Vp]; dU, then W [C,Vp]
+    float *ends_turned, *u_turned;  // the same transposed, [Vp,2C] and [Vp,C]
+    float *dscores, *passed;        // [dL; dA] weighted by D, [2C,C]; dA A + dL L, [C,C]
+    float *turned, *drows, *dk;     // gradients of [R; Q] and K, transposed [Kp,2C], [2C,Kp], [C,Kp]
+    float *scaled;                  // [-G R; G Q]
+    float *dlog, *dbeta;            // [C,1 or Kp], [C]
+
+    FlowBuffers(const Buffers& u) {
+        ends = arena.take(2 * C * u.Vp), dU = arena.take(C * u.Vp);
+        ends_turned = arena.take(2 * C * u.Vp), u_turned = arena.take(C * u.Vp);
+        dscores = arena.take(2 * C * C), passed = arena.take(C * C);
+        turned = arena.take(2 * C * u.Kp), drows = arena.take(2 * C * u.Kp), dk = arena.take(C * u.Kp);
+        scaled = arena.take(2 * C * u.Kp), dlog = arena.take(C * u.Kp), dbeta = arena.take(C);
+    }
 };
 
-int64_t scratch(const Call& a, const Flow*) {
-    int64_t Kp = padded(a.K), Vp = padded(a.V);
-    return Kp * Vp + C * Vp * 6 + 3 * C * C + C * Kp * 8 + 4 * C + Kp;
-}
+// One sequence and head backward, with the buffers of its current chunk.
+struct Flow : FlowBuffers {
+    float *dS, *dbonus;  // gradient of the state after the chunk, then before it [Kp,Vp]; of the bonus so far [Kp]
+    Stream out, q, k, v, r, beta, log_decay;
 
-Flow flow(const Call& a, const Gradients& g, const Unit& u) {
-    Flow f;
-    int64_t Kp = u.Kp, Vp = u.Vp;
-    f.dS = arena.take(Kp * Vp), f.ends = arena.take(2 * C * Vp), f.dU = arena.take(C * Vp);
-    f.ends_turned = arena.take(2 * C * Vp), f.u_turned = arena.take(C * Vp), f.dscores = arena.take(2 * C * C), f.passed = arena.take(C * C);
-    f.turned = arena.take(2 * C * Kp), f.drows = arena.take(2 * C * Kp), f.dk = arena.take(C * Kp);
-    f.scaled = arena.take(2 * C * Kp), f.dlog = arena.take(C * Kp), f.dbeta = arena.take(C), f.dbonus = arena.take(Kp);
-    auto stream = [&](const Rows& x, int64_t n) { return Stream(x, u.batch, u.h, a.H, 0, n); };
-    f.out = stream(g.out, a.V), f.q = stream(g.q, a.K), f.k = stream(g.k, a.K), f.v = stream(g.v, a.V);
-    f.r = stream(g.r, a.K), f.beta = stream(g.beta, 1), f.log_decay = stream(g.log_decay, a.decay == PER_CHANNEL ? a.K : 1);
-    return f;
-}
+    Flow(const Gradients& g, const Unit& u, const FlowBuffers& buffers) : FlowBuffers(buffers) {
+        const Call& a = u.call;
+        dS = arena.take(state_size(a)), dbonus = arena.take(u.Kp);
+        auto stream = [&](const Rows& x, int64_t n) { return Stream(x, u.batch, u.h, a.H, 0, n); };
+        out = stream(g.out, a.V), q = stream(g.q, a.K), k = stream(g.k, a.K), v = stream(g.v, a.V);
+        r = stream(g.r, a.K), beta = stream(g.beta, 1), log_decay = stream(g.log_decay, a.decay == PER_CHANNEL ? a.K : 1);
+    }
+};
+
+// Floats that these take from the arena: for a chunk of any head, and for a head.
+int64_t flow_size(const Call& a) { return C * padded(a.V) * 6 + 3 * C * C + C * padded(a.K) * 8 + C; }
+int64_t head_size(const Call& a) { return state_size(a) + padded(a.K); }
 
 // W from dU, in place from the last write to the first, and beta W.
 void solve_back(Unit& u, Flow& f, float* strong) {
@@ -269,49 +275,76 @@ void emit_gradient(Unit& u, Flow& f, int64_t w, int64_t writes, const float* dv)
     if (f.beta.base) write_rows(f.beta, w, writes, f.dbeta, 1);
 }
 
-// Writes [w0, last) of a unit, whose chunks have a copy of it each; the state before them is in the first.
-void segment_back(Unit* units, Flow& f, int64_t w0, int64_t last) {
-    const int64_t per_token = units[0].call.per_token;
-    int64_t writes[SEGMENT], chunks = 0;
-    for (int64_t w = w0; w < last; w += C, ++chunks) {
-        Unit& u = units[chunks];
-        writes[chunks] = pack(u, w, last);
-        ask_inputs(u.ahead, u, w + C);
-        resolve_writes(u);
+// Writes [w0, last) of a unit, whose chunks have buffers of their own; the state before them is in those of the first.
+void segment_back(Unit& u, Flow& f, const Buffers* chunks, int64_t w0, int64_t last, const Unit& next, int64_t next_w) {
+    const int64_t per_token = u.call.per_token;
+    int64_t writes[SEGMENT], count = 0;
+    for (int64_t w = w0; w < last; w += C, ++count) {
+        u.use(chunks[count]);
+        writes[count] = pack(u, w, last);
+        ask_inputs(u.ahead, u, w + C, f.out);
+        resolve(u);
         if (w + C >= last) continue;
-        copy(units[chunks + 1].S, u.S, u.Kp * u.Vp);
-        advance(u, units[chunks + 1].S);
+        copy(chunks[count + 1].S, u.S, u.Kp * u.Vp);
+        advance(u, chunks[count + 1].S);
     }
-    for (int64_t c = chunks - 1; c >= 0; --c) {
-        Unit& u = units[c];
+    for (int64_t c = count - 1; c >= 0; --c) {
         int64_t w = w0 + c * C;
+        u.use(chunks[c]);
         pack_gradient(u, f, tokens(w, writes[c], per_token, per_token - 1));
-        ask(u.ahead, {&f.out, &f.q, &f.k, &f.v, &f.r}, w - C, c ? w : 0);
+        if (c)
+            ask(u.ahead, {&f.q, &f.k, &f.v, &f.r}, w - C, w);
+        else
+            ask_inputs(u.ahead, next, next_w, f.out);
         chunk_back(u, f);
-        const float* dv = u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp;
-        emit_gradient(u, f, w, writes[c], dv);
+        emit_gradient(u, f, w, writes[c], u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp);
     }
 }
 
-void run(const Call& a, const Gradients& g, int64_t index) {
-    arena.reserve((scratch(a) + state_size(a)) * SEGMENT + scratch(a, static_cast<Flow*>(nullptr)));
-    Room<Unit, SEGMENT> room;
-    for (int i = 0; i < SEGMENT; ++i) new (&room[i]) Unit(a, index, Buffers(a));
-    Unit& u = room[0];
-    Flow f = flow(a, g, u);
-    fill(f.dS, u.Kp * u.Vp, 0);
-    fill(f.dbonus, u.Kp, 0);
+void enter_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
+    int64_t Vp = padded(a.V);
+    fill(f.dS, state_size(a), 0);
+    fill(f.dbonus, padded(a.K), 0);
     if (g.memory_out)
-        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, g.memory_out + (index * a.K + d) * a.V, a.V);
-    int64_t first = begin(u), last = end(u), step = SEGMENT * C, segments = (last - first + step - 1) / step;
-    for (int64_t s = segments - 1; s >= 0; --s) {
-        fill(u.S, u.Kp * u.Vp, 0);
-        for (int64_t d = 0; d < a.K; ++d) copy(u.S + d * u.Vp, saved(u, s) + d * a.V, a.V);
-        int64_t w0 = first + s * step;
-        segment_back(&u, f, w0, w0 + step < last ? w0 + step : last);
-    }
+        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * Vp, g.memory_out + (index * a.K + d) * a.V, a.V);
+}
+
+void leave_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
     if (g.bonus) copy(g.bonus + index * a.K, f.dbonus, a.K);
-    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * u.Vp, a.V);
+    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * padded(a.V), a.V);
+}
+
+// The state kept at the beginning of a segment, into S.
+void restore(const Unit& u, int64_t segment, float* S) {
+    fill(S, state_size(u.call), 0);
+    for (int64_t d = 0; d < u.call.K; ++d) copy(S + d * u.Vp, saved(u, segment) + d * u.call.V, u.call.V);
+}
+
+void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
+    const int64_t chunk_size = scratch(a) + C * slice_width(a) + state_size(a), step = SEGMENT * C;
+    arena.reserve(SEGMENT * chunk_size + flow_size(a) + count * head_size(a));
+    Room<Buffers, SEGMENT> chunks;
+    for (int i = 0; i < SEGMENT; ++i) {
+        Buffers& chunk = *new (&chunks[i]) Buffers(a);
+        chunk.S = arena.take(state_size(a)), chunk.before = arena.take(C * chunk.Vp);
+    }
+    FlowBuffers buffers(chunks[0]);
+    Room<Unit, GROUP> units;
+    Room<Flow, GROUP> flows;
+    for (int64_t i = 0; i < count; ++i) {
+        new (&units[i]) Unit(a, index + i, chunks[0]);
+        enter_back(a, g, *new (&flows[i]) Flow(g, units[i], buffers), index + i);
+    }
+    int64_t first = begin(units[0]), last = end(units[0]), segments = (last - first + step - 1) / step;
+    for (int64_t s = segments - 1; s >= 0; --s)
+        for (int64_t i = 0; i < count; ++i) {
+            int64_t w = first + s * step;
+            bool around = i + 1 == count;
+            restore(units[i], s, chunks[0].S);
+            segment_back(units[i], flows[i], &chunks[0], w, w + step < last ? w + step : last, units[around ? 0 : i + 1],
+                         around ? w - step : w);
+        }
+    for (int64_t i = 0; i < count; ++i) leave_back(a, g, flows[i], index + i);
 }
 
 }  // namespace
@@ -319,5 +352,5 @@ void run(const Call& a, const Gradients& g, int64_t index) {
 #define NAME(isa) rebracket_backward_##isa
 #define EXPORT(isa) NAME(isa)
 extern "C" void EXPORT(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) run(*call, *gradients, i);
+    for (int64_t i = begin, count; i < end; i += count) run(*call, *gradients, i, count = together(*call, i, end));
 }

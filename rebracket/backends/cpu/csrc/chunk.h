@@ -71,62 +71,64 @@ INLINE Tokens tokens(int64_t w, int64_t writes, int64_t per_token, int64_t write
 
 // The buffers of one chunk.
 struct Buffers {
-    int64_t V, Kp, Vp;  // value columns of a slice, and sizes padded to 16
+    int64_t Kp, Vp;  // K and the value columns of a slice, padded to 16
     bool erasing;
-    int stacked;  // rows of `rows` and `scores`: 2 C when erasing, else C
-    float *plain, *rows;  // [R; Q] as the caller gave them, and scaled by per-channel decays since the chunk began
-    float *k, *keys, *turned, *v, *u, *read, *scores;
+    int stacked;                         // rows of `rows` and `scores`: 2 C when erasing, else C
+    float *S = nullptr, *z = nullptr;    // state [Kp,Vp] on entry, sum of keys [Kp]; whoever uses them makes room
+    float *plain, *rows;                 // [R; Q] as the caller gave them, and scaled by per-channel decays since the chunk began
+    float *k, *keys, *turned, *v, *u, *read, *scores, *out;
     float *log, *beta, *entry, *leave, *gain, *total;
-    float *weights, *before;  // D [C,C], and what u was before beta
-    float *channel, *left, *right;  // per-channel decays: logs [C,Kp], rows scaled for every level
-    float *q_rows, *q_scores, *out, *written;
+    float* weights;                      // D [C,C]
+    float* before = nullptr;             // what u was before beta, kept where there is room for it
+    float *channel, *left, *right;       // per-channel decays: logs [C,Kp], rows scaled for every level
+    float *q_rows, *q_scores, *written;
 
     Buffers(const Call& a);
 };
 
 int64_t slice_width(const Call& a) { return padded((a.V + a.slices - 1) / a.slices); }
 
-// Floats that the buffers take from the arena, and those of a state with its sum of keys.
+// Floats that a state, its sum of keys and the other buffers take from the arena.
+int64_t state_size(const Call& a) { return padded(a.K) * slice_width(a); }
+int64_t sum_size(const Call& a) { return padded(a.K); }
 int64_t scratch(const Call& a) {
     int64_t Kp = padded(a.K), Vp = slice_width(a);
-    return 2 * Kp + C * Kp * (2 + 3 + 1 + (a.decay == PER_CHANNEL ? 2 + 3 * LEVELS : 0)) + C * Vp * 5 + 3 * C * C + 8 * C;
+    return Kp + C * Kp * (2 + 3 + 1 + (a.decay == PER_CHANNEL ? 2 + 3 * LEVELS : 0)) + C * Vp * 4 + 3 * C * C + 8 * C;
 }
-int64_t state_size(const Call& a) { return padded(a.K) * (slice_width(a) + 1); }
 
 INLINE bool same(const Rows& x, const Rows& y) {
     return x.data == y.data && x.batch == y.batch && x.time == y.time && x.head == y.head && x.heads == y.heads;
 }
 
-Buffers::Buffers(const Call& a) : V(slice_width(a)), Kp(padded(a.K)), Vp(V), erasing(a.r.data), stacked(a.r.data ? 2 * C : C) {
+Buffers::Buffers(const Call& a) : Kp(padded(a.K)), Vp(slice_width(a)), erasing(a.r.data), stacked(a.r.data ? 2 * C : C) {
     bool channels = a.decay == PER_CHANNEL;
     plain = arena.take(2 * C * Kp), rows = channels ? arena.take(2 * C * Kp) : plain;
     k = erasing && same(a.r, a.k) ? plain : arena.take(C * Kp), keys = arena.take(C * Kp), turned = arena.take(C * Kp);
-    v = arena.take(C * Vp), u = arena.take(C * Vp), read = arena.take(2 * C * Vp), scores = arena.take(2 * C * C);
+    v = arena.take(C * Vp), u = arena.take(C * Vp), read = arena.take(C * Vp), scores = arena.take(2 * C * C);
     log = arena.take(C), beta = arena.take(C), entry = arena.take(C), leave = arena.take(C), total = arena.take(C);
-    gain = arena.take(Kp), channel = arena.take(C * Kp), weights = arena.take(C * C), before = arena.take(C * Vp);
+    gain = arena.take(Kp), channel = arena.take(C * Kp), weights = arena.take(C * C), out = arena.take(C * Vp);
     left = channels ? arena.take(LEVELS * C * Kp) : nullptr, right = channels ? arena.take(2 * LEVELS * C * Kp) : nullptr;
-    q_rows = rows + (stacked - C) * Kp, q_scores = scores + (stacked - C) * C, out = read + (stacked - C) * Vp;
+    q_rows = rows + (stacked - C) * Kp, q_scores = scores + (stacked - C) * C;
     written = erasing || a.beta.data ? u : v;
 }
 
 // One sequence, head and slice of value columns, with the buffers of its current chunk.
 struct Unit : Buffers {
     const Call& call;
-    int64_t n, h, batch, v0;
-    bool wrong = false;  // a log-decay was positive or NaN
-    float *S, *z;        // state [Kp,Vp] on entry, sum of keys [Kp]
+    int64_t n, h, batch, v0, V;  // value columns [v0, v0 + V)
+    bool wrong = false;          // a log-decay was positive or NaN
     Stream q, keys_in, values, r, strength, decay, outputs;
     Ahead ahead;
 
     Unit(const Call& a, int64_t index, const Buffers& buffers);
+    INLINE void use(const Buffers& buffers) { static_cast<Buffers&>(*this) = buffers; }
 };
 
 Unit::Unit(const Call& a, int64_t index, const Buffers& buffers) : Buffers(buffers), call(a) {
     int64_t slice = index % a.slices;
     n = index / a.slices / a.H, h = index / a.slices % a.H;
     batch = a.offsets ? 0 : n;
-    v0 = slice * V, V = a.V - v0 < V ? a.V - v0 : V;
-    S = arena.take(Kp * Vp), z = arena.take(Kp);
+    v0 = slice * Vp, V = a.V - v0 < Vp ? a.V - v0 : Vp;
     q = Stream(a.q, batch, h, a.H, 0, a.K), keys_in = Stream(a.k, batch, h, a.H, 0, a.K);
     r = Stream(a.r, batch, h, a.H, 0, a.K), values = Stream(a.v, batch, h, a.H, v0, V);
     strength = Stream(a.beta, batch, h, a.H, 0, 1), outputs = Stream(a.out, batch, h, a.H, v0, V);
@@ -333,19 +335,26 @@ void score(Unit& u) {
     }
 }
 
-// u_i = beta_i (v_i - G_i R_i S - sum over j < i of L_ij u_j), or beta v when nothing is read back.
+// u_i = beta_i (v_i - G_i R_i S - sum over j < i of L_ij u_j), or beta v when nothing is read back; every row that is known is
+// taken from all rows after it at once.
 void solve(Unit& u) {
     if (u.written == u.v) return;
-    for (int64_t n = 0; n < u.Vp; n += W)
+    for (int64_t n = 0; n < u.Vp; n += W) {
+        vec x[C];
         for (int i = 0; i < C; ++i) {
-            vec x = load(u.v + i * u.Vp + n);
-            if (u.erasing) {
-                x -= u.entry[i] * load(u.read + i * u.Vp + n);
-                for (int j = 0; j < i; ++j) x -= u.scores[i * C + j] * load(u.u + j * u.Vp + n);
-            }
-            store(u.before + i * u.Vp + n, x);
-            store(u.u + i * u.Vp + n, u.beta[i] * x);
+            x[i] = load(u.v + i * u.Vp + n);
+            if (u.erasing) x[i] -= u.entry[i] * load(u.read + i * u.Vp + n);
         }
+#pragma GCC unroll 16
+        for (int j = 0; j < C; ++j) {
+            if (u.before) store(u.before + j * u.Vp + n, x[j]);
+            vec known = u.beta[j] * x[j];
+            store(u.u + j * u.Vp + n, known);
+            if (!u.erasing) continue;
+#pragma GCC unroll 16
+            for (int i = j + 1; i < C; ++i) x[i] -= u.scores[i * C + j] * known;
+        }
+    }
 }
 
 // total_i = G_i q_i . z + sum over j of A_ij; then z' = Diag(G[C]) z + the keys as they reach the end.
@@ -367,15 +376,8 @@ void count(Unit& u) {
     }
 }
 
-// What every read and read-back sees of the state on entry, and from it what is really written.
+// Scores, what is read back of the state on entry, and from both what is really written.
 void resolve(Unit& u) {
-    score(u);
-    product<0>(u.rows, u.Kp, 1, u.S, u.Vp, u.read, u.Vp, u.stacked, u.Vp, u.Kp, u.ahead);
-    solve(u);
-}
-
-// The same without the reads of q.
-void resolve_writes(Unit& u) {
     score(u);
     if (u.erasing) product<0>(u.rows, u.Kp, 1, u.S, u.Vp, u.read, u.Vp, C, u.Vp, u.Kp, u.ahead);
     solve(u);
@@ -390,7 +392,7 @@ void advance(Unit& u, float* S) {
 int64_t begin(const Unit& u) { return (u.call.offsets ? u.call.offsets[u.n] : 0) * u.call.per_token; }
 int64_t end(const Unit& u) { return (u.call.offsets ? u.call.offsets[u.n + 1] : u.call.T) * u.call.per_token; }
 
-// Lets rows [row, row + C), up to `end`, of some tensors be asked for while the next products run.
+// Lets rows [row, row + C), up to `end`, of some tensors be asked for while the next products run; none from before the first.
 INLINE void ask(Ahead& ahead, std::initializer_list<const Stream*> wanted, int64_t row, int64_t end) {
     ahead.streams = 0;
     for (const Stream* x : wanted) {
@@ -398,13 +400,13 @@ INLINE void ask(Ahead& ahead, std::initializer_list<const Stream*> wanted, int64
         int i = ahead.streams++;
         ahead.row[i] = x->at(row), ahead.step[i] = x->step, ahead.bytes[i] = x->bytes();
     }
-    ahead.begin(end < row ? 0 : end < row + C ? int(end - row) : C);
+    ahead.begin(row < 0 || end < row ? 0 : end < row + C ? int(end - row) : C);
 }
 
-// What the chunk of unit u at write w will read, and the output that it will write.
-INLINE void ask_inputs(Ahead& ahead, const Unit& u, int64_t w) {
+// What the chunk of unit u at write w will read, and the rows of another tensor beside it.
+INLINE void ask_inputs(Ahead& ahead, const Unit& u, int64_t w, const Stream& beside) {
     const Stream* r = u.k == u.plain ? &u.values : &u.r;
-    ask(ahead, {&u.q, &u.keys_in, &u.values, r, &u.decay, &u.outputs}, w, end(u));
+    ask(ahead, {&u.q, &u.keys_in, &u.values, r, &u.decay, &beside}, w, end(u));
 }
 
 // The state at the first chunk of segment `segment` of SEGMENT chunks, for the backward pass.

@@ -14,11 +14,24 @@ void scale_reads(Unit& u) {
     }
 }
 
-// O into `to`, rows `ld` apart.
+// N vectors of columns of O from `n` on, into `to`; a few rows, which read nothing written after them, at a time.
+template <int N>
+INLINE void read_columns(Unit& u, float* to, int64_t ld, int64_t n) {
+    for (int m = 0; m < C; m += TILE_R) {
+        vec acc[TILE_R][N] = {};
+        u.ahead.some();
+        accumulate(acc, u.q_rows + m * u.Kp, u.Kp, 1, u.S + n, u.Vp, u.Kp);
+        for (int r = 0; r < TILE_R; ++r)
+            for (int i = 0; i < N; ++i) acc[r][i] *= u.entry[m + r];
+        accumulate(acc, u.q_scores + m * C, C, 1, u.written + n, u.Vp, m + TILE_R);
+        put(acc, to + m * ld + n, ld);
+    }
+}
+
 void read_out(Unit& u, float* to, int64_t ld) {
-    for (int m = 0; m < C; m += TILE_R)  // rows m, m + 1, ... read nothing written after them
-        product<2>(u.q_scores + m * C, C, 1, u.written, u.Vp, u.out + m * u.Vp, u.Vp, to + m * ld, ld, TILE_R, u.Vp, m + TILE_R,
-                   u.ahead, u.entry + m, 1);
+    int64_t n = 0;
+    for (; n + TILE_N * W <= u.Vp; n += TILE_N * W) read_columns<TILE_N>(u, to, ld, n);
+    for (; n < u.Vp; n += W) read_columns<1>(u, to, ld, n);
 }
 
 // The outputs of the chunk's tokens, straight to where the caller wants them if whole rows of floats fit there.
@@ -41,8 +54,8 @@ void segment(Unit& u, int64_t w, int64_t last, Unit& next, int64_t next_w) {
     const int64_t per_token = u.call.per_token;
     for (; w < last; w += C) {
         int writes = pack(u, w, last);
-        bool here = w + C < last;
-        ask_inputs(u.ahead, here ? u : next, here ? w + C : next_w);
+        const Unit& then = w + C < last ? u : next;
+        ask_inputs(u.ahead, then, w + C < last ? w + C : next_w, then.outputs);
         resolve(u);
         if (u.call.normalize) count(u);
         emit(u, tokens(w, writes, per_token, per_token - 1));
@@ -51,10 +64,13 @@ void segment(Unit& u, int64_t w, int64_t last, Unit& next, int64_t next_w) {
 }
 
 void run(const Call& a, int64_t index, int64_t count) {
-    arena.reserve(scratch(a) + count * state_size(a));
+    arena.reserve(scratch(a) + count * (state_size(a) + sum_size(a)));
     Buffers buffers(a);
     Room<Unit, GROUP> units;
-    for (int64_t i = 0; i < count; ++i) enter(*new (&units[i]) Unit(a, index + i, buffers));
+    for (int64_t i = 0; i < count; ++i) {
+        buffers.S = arena.take(state_size(a)), buffers.z = arena.take(sum_size(a));
+        enter(*new (&units[i]) Unit(a, index + i, buffers));
+    }
     int64_t last = end(units[0]);
     for (int64_t w = begin(units[0]), s = 0; w < last; w += SEGMENT * C, ++s)
         for (int64_t i = 0; i < count; ++i) {
