@@ -56,7 +56,7 @@ class Gradients(ctypes.Structure):
 
     _fields_ = (
         *((name, Rows) for name in ("out", "q", "k", "v", "r", "beta", "log_decay")),
-        *((name, ctypes.c_void_p) for name in ("memory_out", "memory_in", "bonus")),
+        *((name, ctypes.c_void_p) for name in ("memory_out", "key_sum_out", "memory_in", "key_sum_in", "bonus")),
     )
 
 

@@ -16,34 +16,37 @@ struct FlowBuffers {
     float *dscores, *passed;        // [dL; dA] weighted by D, [2C,C]; dA A + dL L, [C,C]
     float *turned, *drows, *dk;     // gradients of [R; Q] and K, transposed [Kp,2C], [2C,Kp], [C,Kp]
     float *scaled;                  // [-G R; G Q]
-    float *dlog, *dbeta;            // [C,1 or Kp], [C]
+    float *dlog, *dbeta, *dtotal;   // [C,1 or Kp], [C], [C]
 
     FlowBuffers(const Buffers& u) {
         ends = arena.take(2 * C * u.Vp), dU = arena.take(C * u.Vp);
         ends_turned = arena.take(2 * C * u.Vp), u_turned = arena.take(C * u.Vp);
         dscores = arena.take(2 * C * C), passed = arena.take(C * C);
         turned = arena.take(2 * C * u.Kp), drows = arena.take(2 * C * u.Kp), dk = arena.take(C * u.Kp);
-        scaled = arena.take(2 * C * u.Kp), dlog = arena.take(C * u.Kp), dbeta = arena.take(C);
+        scaled = arena.take(2 * C * u.Kp), dlog = arena.take(C * u.Kp), dbeta = arena.take(C), dtotal = arena.take(C);
     }
 };
 
 // One sequence and head backward, with the buffers of its current chunk.
 struct Flow : FlowBuffers {
-    float *dS, *dbonus;  // gradient of the state after the chunk, then before it [Kp,Vp]; of the bonus so far [Kp]
+    float *dS, *dz;  // gradients of the state [Kp,Vp] and of the sum of keys [Kp] after the chunk, then before it
+    float* dbonus;   // [Kp], so far
     Stream out, q, k, v, r, beta, log_decay;
 
     Flow(const Gradients& g, const Unit& u, const FlowBuffers& buffers) : FlowBuffers(buffers) {
         const Call& a = u.call;
-        dS = arena.take(state_size(a)), dbonus = arena.take(u.Kp);
+        dS = arena.take(state_size(a)), dz = arena.take(u.Kp), dbonus = arena.take(u.Kp);
         auto stream = [&](const Rows& x, int64_t n) { return Stream(x, u.batch, u.h, a.H, 0, n); };
         out = stream(g.out, a.V), q = stream(g.q, a.K), k = stream(g.k, a.K), v = stream(g.v, a.V);
         r = stream(g.r, a.K), beta = stream(g.beta, 1), log_decay = stream(g.log_decay, a.decay == PER_CHANNEL ? a.K : 1);
     }
+    // Lets the gradients of writes [w, w + C) be asked for.
+    void ask(Ahead& ahead, int64_t w, int64_t end) const { ::ask(ahead, {&out, &q, &k, &v, &r, &log_decay}, w, end); }
 };
 
 // Floats that these take from the arena: for a chunk of any head, and for a head.
-int64_t flow_size(const Call& a) { return C * padded(a.V) * 6 + 3 * C * C + C * padded(a.K) * 8 + C; }
-int64_t head_size(const Call& a) { return state_size(a) + padded(a.K); }
+int64_t flow_size(const Call& a) { return C * padded(a.V) * 6 + 3 * C * C + C * padded(a.K) * 8 + 2 * C; }
+int64_t head_size(const Call& a) { return state_size(a) + 2 * padded(a.K); }
 
 // W from dU, in place from the last write to the first, and beta W.
 void solve_back(Unit& u, Flow& f, float* strong) {
@@ -114,7 +117,9 @@ void channel_gradient(Unit& u, Flow& f, int64_t d) {
         dq[i] = read * load(f.drows + (q0 + i) * Kp + d);
         dr[i] = u.erasing ? -product * load(f.drows + i * Kp + d) : vec{};
     }
-    for (int64_t n = 0; n < W; ++n) carried[n] = product[n] * dot(u.S + (d + n) * u.Vp, f.dS + (d + n) * u.Vp, u.Vp);
+    for (int64_t n = 0; n < W; ++n) carried[n] = dot(u.S + (d + n) * u.Vp, f.dS + (d + n) * u.Vp, u.Vp);
+    if (u.call.normalize) carried += load(u.z + d) * load(f.dz + d);
+    carried *= product;
     product = splat(1);
     for (int j = C - 1; j >= 0; --j) {
         dk[j] = product * load(f.dk + j * Kp + d);
@@ -204,9 +209,35 @@ void row_gradient(Unit& u, Flow& f, const float* sign_entry) {
         if (u.erasing) entry[i] += sign_entry[i] * dot(u.rows + i * Kp, f.drows + i * Kp, Kp);
         exit[i] = u.leave[i] * dot(u.k + i * Kp, f.dk + i * Kp, Kp);
     }
-    if (u.call.decay != NONE) decay_gradient(u, f, entry, exit, u.gain[0] * overlap(u.S, f.dS, Kp * u.Vp));
+    if (u.call.decay != NONE) {
+        float carried = overlap(u.S, f.dS, Kp * u.Vp) + (u.call.normalize ? dot(u.z, f.dz, Kp) : 0);
+        decay_gradient(u, f, entry, exit, u.gain[0] * carried);
+    }
     product<2>(f.dscores, C, 1, u.k, Kp, f.drows, Kp, u.stacked, Kp, C, u.ahead, sign_entry, 1);
     product<2>(f.dscores, 1, C, u.rows, Kp, f.dk, Kp, C, Kp, u.stacked, u.ahead, u.leave, 1);
+}
+
+// What flows back through total_i = G_i q_i . z + sum over j of A_ij, given the unweighted gradients of A and what came to q
+// and k through the state. The output is a sum over total, so the total's gradient is minus the sum times its own, over total.
+void add_up_back(Unit& u, Flow& f) {
+    for (int i = 0; i < C; ++i) {
+        float sums = u.entry[i] * dot(u.q_rows + i * u.Kp, f.drows + i * u.Kp, u.Kp) + dot(u.q_scores + i * C, f.dscores + i * C, C);
+        f.dtotal[i] = u.total[i] == 0 ? 0 : -sums / u.total[i];
+        for (int n = i * C; n < i * C + C; n += W) store(f.dscores + n, load(f.dscores + n) + f.dtotal[i]);
+        for (int64_t d = 0; d < u.Kp; d += W) {
+            store(f.drows + i * u.Kp + d, load(f.drows + i * u.Kp + d) + f.dtotal[i] * load(u.z + d));
+            store(f.dk + i * u.Kp + d, load(f.dk + i * u.Kp + d) + load(f.dz + d));
+        }
+    }
+}
+
+// dz = Diag(G[C]) dz' + (G * Q)^T dtotal.
+void sum_back(Unit& u, Flow& f) {
+    for (int64_t d = 0; d < u.Kp; d += W) {
+        vec x = gain_at(u, d) * load(f.dz + d);
+        for (int i = 0; i < C; ++i) x += f.dtotal[i] * load(f.scaled + i * u.Kp + d);
+        store(f.dz + d, x);
+    }
 }
 
 void chunk_back(Unit& u, Flow& f) {
@@ -222,6 +253,12 @@ void chunk_back(Unit& u, Flow& f) {
     transpose(u.written, Vp, C, Vp, f.u_turned, C);
     // Scores: dL above dA, weighted by the decays.
     product<0>(f.ends, Vp, 1, f.u_turned, C, f.dscores, C, stacked, C, Vp, u.ahead);
+    // Rows: what came through the state.
+    product<0>(u.S, Vp, 1, f.ends_turned, stacked, f.turned, stacked, Kp, stacked, Vp, u.ahead);
+    transpose(f.turned, stacked, Kp, stacked, f.drows, Kp);
+    product<0>(f.dS, Vp, 1, f.u_turned, C, f.turned, C, Kp, C, Vp, u.ahead);
+    transpose(f.turned, C, Kp, C, f.dk, Kp);
+    if (u.call.normalize) add_up_back(u, f);
     alignas(64) float own[C];
     for (int i = 0; i < C; ++i) own[i] = f.dscores[(stacked - C + i) * C + i];
     for (int n = 0; n < C * C; n += W) {  // what passes from write j to read i: gradient times score, both of the triangle
@@ -236,13 +273,9 @@ void chunk_back(Unit& u, Flow& f) {
             vec x = load(f.dscores + i * C + n) * load(weights);
             store(f.dscores + i * C + n, keep(lower ? -x : x, (lower || before ? triangle.below : triangle.upto)[i % C] + n));
         }
-    // Rows: what came through the state, then what came through the scores.
+    // Rows: and what came through the scores.
     float sign_entry[2 * C];
     for (int i = 0; i < stacked; ++i) sign_entry[i] = u.erasing && i < C ? -u.entry[i] : u.entry[i % C];
-    product<0>(u.S, Vp, 1, f.ends_turned, stacked, f.turned, stacked, Kp, stacked, Vp, u.ahead);
-    transpose(f.turned, stacked, Kp, stacked, f.drows, Kp);
-    product<0>(f.dS, Vp, 1, f.u_turned, C, f.turned, C, Kp, C, Vp, u.ahead);
-    transpose(f.turned, C, Kp, C, f.dk, Kp);
     if (u.call.decay == PER_CHANNEL)
         for (int64_t d = 0; d < Kp; d += W) channel_gradient(u, f, d);
     else
@@ -253,12 +286,14 @@ void chunk_back(Unit& u, Flow& f) {
         for (int64_t d = 0; d < Kp; d += W) store(f.scaled + i * Kp + d, sign_entry[i] * load(u.rows + i * Kp + d));
     product<2>(f.scaled, 1, Kp, f.ends, Vp, f.dS, Vp, Kp, Vp, stacked, u.ahead, u.gain,
                u.call.decay == PER_CHANNEL);
+    if (u.call.normalize) sum_back(u, f);
 }
 
 void pack_gradient(Unit& u, Flow& f, const Tokens& at) {
     float* dO = f.ends + (u.stacked - C) * u.Vp;
     pack_tokens(dO, f.out, at, u.call.per_token, u.Vp);
-    for (int64_t n = 0; n < C * u.Vp; n += W) store(dO + n, u.call.scale * load(dO + n));
+    for (int i = 0; i < C; ++i)
+        for (int64_t n = i * u.Vp; n < (i + 1) * u.Vp; n += W) store(dO + n, factor(u, i) * load(dO + n));
 }
 
 void emit_gradient(Unit& u, Flow& f, int64_t w, int64_t writes, const float* dv) {
@@ -282,20 +317,24 @@ void segment_back(Unit& u, Flow& f, const Buffers* chunks, int64_t w0, int64_t l
     for (int64_t w = w0; w < last; w += C, ++count) {
         u.use(chunks[count]);
         writes[count] = pack(u, w, last);
-        ask_inputs(u.ahead, u, w + C, f.out);
+        if (w + C < last)
+            ask_inputs(u.ahead, u, w + C, Stream());
+        else
+            f.ask(u.ahead, w, last);
         resolve(u);
+        if (u.call.normalize) add_up(u);
         if (w + C >= last) continue;
-        copy(chunks[count + 1].S, u.S, u.Kp * u.Vp);
         advance(u, chunks[count + 1].S);
+        if (u.call.normalize) advance_sum(u, chunks[count + 1].z);
     }
     for (int64_t c = count - 1; c >= 0; --c) {
         int64_t w = w0 + c * C;
         u.use(chunks[c]);
         pack_gradient(u, f, tokens(w, writes[c], per_token, per_token - 1));
         if (c)
-            ask(u.ahead, {&f.q, &f.k, &f.v, &f.r}, w - C, w);
+            f.ask(u.ahead, w - C, w);
         else
-            ask_inputs(u.ahead, next, next_w, f.out);
+            ask_inputs(u.ahead, next, next_w, Stream());
         chunk_back(u, f);
         emit_gradient(u, f, w, writes[c], u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp);
     }
@@ -304,30 +343,39 @@ void segment_back(Unit& u, Flow& f, const Buffers* chunks, int64_t w0, int64_t l
 void enter_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
     int64_t Vp = padded(a.V);
     fill(f.dS, state_size(a), 0);
+    fill(f.dz, padded(a.K), 0);
     fill(f.dbonus, padded(a.K), 0);
+    if (g.key_sum_out) copy(f.dz, g.key_sum_out + index * a.K, a.K);
     if (g.memory_out)
         for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * Vp, g.memory_out + (index * a.K + d) * a.V, a.V);
 }
 
 void leave_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
+    if (g.key_sum_in) copy(g.key_sum_in + index * a.K, f.dz, a.K);
     if (g.bonus) copy(g.bonus + index * a.K, f.dbonus, a.K);
     for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * padded(a.V), a.V);
 }
 
-// The state kept at the beginning of a segment, into S.
-void restore(const Unit& u, int64_t segment, float* S) {
-    fill(S, state_size(u.call), 0);
-    for (int64_t d = 0; d < u.call.K; ++d) copy(S + d * u.Vp, saved(u, segment) + d * u.call.V, u.call.V);
+// The state kept at the beginning of a segment: where it lies if it needs no padding, else in `room`; and its sum of keys.
+void restore(Buffers& first, const Unit& u, int64_t segment, float* room) {
+    const Call& a = u.call;
+    float* kept = saved(u, segment);
+    first.S = a.K == u.Kp && a.V == u.Vp ? kept : room;
+    if (a.normalize) fill(first.z, u.Kp, 0), copy(first.z, kept + a.K * a.V, a.K);
+    if (first.S == kept) return;
+    fill(room, state_size(a), 0);
+    for (int64_t d = 0; d < a.K; ++d) copy(room + d * u.Vp, kept + d * a.V, a.V);
 }
 
 void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
-    const int64_t chunk_size = scratch(a) + C * slice_width(a) + state_size(a), step = SEGMENT * C;
+    const int64_t chunk_size = scratch(a) + C * slice_width(a) + state_size(a) + sum_size(a), step = SEGMENT * C;
     arena.reserve(SEGMENT * chunk_size + flow_size(a) + count * head_size(a));
     Room<Buffers, SEGMENT> chunks;
     for (int i = 0; i < SEGMENT; ++i) {
         Buffers& chunk = *new (&chunks[i]) Buffers(a);
-        chunk.S = arena.take(state_size(a)), chunk.before = arena.take(C * chunk.Vp);
+        chunk.S = arena.take(state_size(a)), chunk.z = arena.take(sum_size(a)), chunk.before = arena.take(C * chunk.Vp);
     }
+    float* room = chunks[0].S;
     FlowBuffers buffers(chunks[0]);
     Room<Unit, GROUP> units;
     Room<Flow, GROUP> flows;
@@ -340,7 +388,7 @@ void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
             int64_t w = first + s * step;
             bool around = i + 1 == count;
-            restore(units[i], s, chunks[0].S);
+            restore(chunks[0], units[i], s, room);
             segment_back(units[i], flows[i], &chunks[0], w, w + step < last ? w + step : last, units[around ? 0 : i + 1],
                          around ? w - step : w);
         }

@@ -357,11 +357,10 @@ void solve(Unit& u) {
     }
 }
 
-// total_i = G_i q_i . z + sum over j of A_ij; then z' = Diag(G[C]) z + the keys as they reach the end.
-void count(Unit& u) {
+// total_i = G_i q_i . z + sum over j of A_ij.
+void add_up(Unit& u) {
     vec acc[C] = {};
     int64_t Kp = u.Kp;
-    bool channels = u.call.decay == PER_CHANNEL;
     for (int64_t d = 0; d < Kp; d += W)
         for (int i = 0; i < C; ++i) acc[i] += load(u.q_rows + i * Kp + d) * load(u.z + d);
     reduce16(acc, u.total);
@@ -369,10 +368,20 @@ void count(Unit& u) {
         u.total[i] *= u.entry[i];
         for (int j = 0; j <= i; ++j) u.total[i] += u.q_scores[i * C + j];
     }
-    for (int64_t d = 0; d < Kp; d += W) {
-        vec x = (channels ? load(u.gain + d) : splat(u.gain[0])) * load(u.z + d);
-        for (int c = 0; c < C; ++c) x += load(u.keys + c * Kp + d);
-        store(u.z + d, x);
+}
+
+// What multiplies the read of row i.
+INLINE float factor(const Unit& u, int i) { return !u.call.normalize ? u.call.scale : u.total[i] == 0 ? 0 : 1 / u.total[i]; }
+
+// Diag(G[C]) for one vector of channels at d.
+INLINE vec gain_at(const Unit& u, int64_t d) { return u.call.decay == PER_CHANNEL ? load(u.gain + d) : splat(u.gain[0]); }
+
+// to = Diag(G[C]) z + the keys as they reach the end.
+void advance_sum(const Unit& u, float* to) {
+    for (int64_t d = 0; d < u.Kp; d += W) {
+        vec x = gain_at(u, d) * load(u.z + d);
+        for (int c = 0; c < C; ++c) x += load(u.keys + c * u.Kp + d);
+        store(to + d, x);
     }
 }
 
@@ -383,9 +392,9 @@ void resolve(Unit& u) {
     solve(u);
 }
 
-// S = Diag(G[C]) S + (D[C,.] * K)^T U, in `S`, which holds the state on entry.
-void advance(Unit& u, float* S) {
-    product<2>(u.keys, 1, u.Kp, u.written, u.Vp, S, u.Vp, u.Kp, u.Vp, C, u.ahead, u.gain, u.call.decay == PER_CHANNEL);
+// to = Diag(G[C]) S + (D[C,.] * K)^T U.
+void advance(Unit& u, float* to) {
+    product<2>(u.keys, 1, u.Kp, u.written, u.Vp, u.S, to, u.Vp, u.Kp, u.Vp, C, u.ahead, u.gain, u.call.decay == PER_CHANNEL);
 }
 
 // Writes of unit u: [begin, end).
@@ -405,14 +414,14 @@ INLINE void ask(Ahead& ahead, std::initializer_list<const Stream*> wanted, int64
 
 // What the chunk of unit u at write w will read, and the rows of another tensor beside it.
 INLINE void ask_inputs(Ahead& ahead, const Unit& u, int64_t w, const Stream& beside) {
-    const Stream* r = u.k == u.plain ? &u.values : &u.r;
-    ask(ahead, {&u.q, &u.keys_in, &u.values, r, &u.decay, &beside}, w, end(u));
+    const Stream none, &r = u.k == u.plain ? none : u.r;
+    ask(ahead, {&u.q, &u.keys_in, &u.values, &r, &u.decay, &beside}, w, end(u));
 }
 
 // The state at the first chunk of segment `segment` of SEGMENT chunks, for the backward pass.
 float* saved(const Unit& u, int64_t segment) {
     const Call& a = u.call;
-    return a.entries + ((a.first_segment[u.n] + segment) * a.H + u.h) * a.K * a.V;
+    return a.entries + ((a.first_segment[u.n] + segment) * a.H + u.h) * a.K * (a.V + a.normalize);
 }
 
 }  // namespace

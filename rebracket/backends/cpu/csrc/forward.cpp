@@ -8,7 +8,7 @@ namespace {
 // What multiplies the read of row i, put where the read is made from: on its decay since entry and its row of scores.
 void scale_reads(Unit& u) {
     for (int i = 0; i < C; ++i) {
-        float by = !u.call.normalize ? u.call.scale : u.total[i] == 0 ? 0 : 1 / u.total[i];
+        float by = factor(u, i);
         u.entry[i] *= by;
         for (int n = i * C; n < i * C + C; n += W) store(u.q_scores + n, by * load(u.q_scores + n));
     }
@@ -47,6 +47,7 @@ void keep_state(Unit& u, int64_t segment) {
     if (!u.call.entries) return;
     float* to = saved(u, segment);
     for (int64_t d = 0; d < u.call.K; ++d) copy(to + d * u.call.V + u.v0, u.S + d * u.Vp, u.V);
+    if (u.call.normalize && u.v0 == 0) copy(to + u.call.K * u.call.V, u.z, u.call.K);
 }
 
 // Writes [w, last) of a unit, at most a segment; `next` is the unit whose rows, from `next_w` on, will be read after them.
@@ -57,9 +58,10 @@ void segment(Unit& u, int64_t w, int64_t last, Unit& next, int64_t next_w) {
         const Unit& then = w + C < last ? u : next;
         ask_inputs(u.ahead, then, w + C < last ? w + C : next_w, then.outputs);
         resolve(u);
-        if (u.call.normalize) count(u);
+        if (u.call.normalize) add_up(u);
         emit(u, tokens(w, writes, per_token, per_token - 1));
         advance(u, u.S);
+        if (u.call.normalize) advance_sum(u, u.z);
     }
 }
 

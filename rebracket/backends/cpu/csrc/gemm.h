@@ -23,14 +23,14 @@ INLINE void put(const vec (&acc)[R][N], float* c, int64_t ldc) {
         for (int n = 0; n < N; ++n) store(c + r * ldc + n * W, acc[r][n]);
 }
 
-// START: 0 from zero, 1 from C, 2 from gain[r * gain_step] * C.
+// START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows stand as those of C.
 template <int R, int N, int START>
-INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, float* c, int64_t ldc, int depth,
-                 const float* gain, int gain_step) {
+INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from, float* c, int64_t ldc,
+                 int depth, const float* gain, int gain_step) {
     vec acc[R][N];
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < N; ++n) {
-            acc[r][n] = START == 0 ? vec{} : load(c + r * ldc + n * W);
+            acc[r][n] = START == 0 ? vec{} : load(from + r * ldc + n * W);
             if (START == 2) acc[r][n] *= gain[r * gain_step];
         }
     accumulate(acc, a, row, step, b, ldb, depth);
@@ -65,20 +65,29 @@ struct Ahead {
     }
 };
 
-// C = gain * C + A B; M a multiple of TILE_R, N a multiple of W.
+// C = gain * from + A B; M a multiple of TILE_R, N a multiple of W.
 template <int START>
-__attribute__((noinline)) void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, float* c, int64_t ldc,
-                                       int M, int N, int depth, Ahead& ahead, const float* gain = nullptr, int gain_step = 0) {
+__attribute__((noinline)) void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from,
+                                       float* c, int64_t ldc, int M, int N, int depth, Ahead& ahead, const float* gain = nullptr,
+                                       int gain_step = 0) {
     int n = 0;
     for (; n + TILE_N * W <= N; n += TILE_N * W)
         for (int m = 0; m < M; m += TILE_R) {
             ahead.some();
-            tile<TILE_R, TILE_N, START>(a + m * row, row, step, b + n, ldb, c + m * ldc + n, ldc, depth, gain + m * gain_step,
-                                        gain_step);
+            tile<TILE_R, TILE_N, START>(a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth,
+                                        gain + m * gain_step, gain_step);
         }
     for (; n < N; n += W)
         for (int m = 0; m < M; m += TILE_R)
-            tile<TILE_R, 1, START>(a + m * row, row, step, b + n, ldb, c + m * ldc + n, ldc, depth, gain + m * gain_step, gain_step);
+            tile<TILE_R, 1, START>(a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth,
+                                   gain + m * gain_step, gain_step);
+}
+
+// The same in place.
+template <int START>
+INLINE void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, float* c, int64_t ldc, int M, int N,
+                    int depth, Ahead& ahead, const float* gain = nullptr, int gain_step = 0) {
+    product<START>(a, row, step, b, ldb, c, c, ldc, M, N, depth, ahead, gain, gain_step);
 }
 
 #if WIDTH == 16
