@@ -17,13 +17,14 @@ struct FlowBuffers {
     float *turned, *drows, *dk;     // gradients of [R; Q] and K, transposed [Kp,2C], [2C,Kp], [C,Kp]
     float *scaled;                  // [-G R; G Q]
     float *dlog, *dbeta, *dtotal;   // [C,1 or Kp], [C], [C]
+    float* overlap;                 // rows of S times rows of dS [Kp]: what a decay's gradient has from state to state
 
     FlowBuffers(const Buffers& u) {
         ends = arena.take(2 * C * u.Vp), dU = arena.take(C * u.Vp);
         ends_turned = arena.take(2 * C * u.Vp), u_turned = arena.take(C * u.Vp);
         dscores = arena.take(2 * C * C), passed = arena.take(C * C);
         turned = arena.take(2 * C * u.Kp), drows = arena.take(2 * C * u.Kp), dk = arena.take(C * u.Kp);
-        scaled = arena.take(2 * C * u.Kp), dlog = arena.take(C * u.Kp), dbeta = arena.take(C), dtotal = arena.take(C);
+        scaled = arena.take(2 * C * u.Kp), dlog = arena.take(C * u.Kp), dbeta = arena.take(C), dtotal = arena.take(C), overlap = arena.take(u.Kp);
     }
 };
 
@@ -45,30 +46,26 @@ struct Flow : FlowBuffers {
 };
 
 // Floats that these take from the arena: for a chunk of any head, and for a head.
-int64_t flow_size(const Call& a) { return C * padded(a.V) * 6 + 3 * C * C + C * padded(a.K) * 8 + 2 * C; }
+int64_t flow_size(const Call& a) { return C * padded(a.V) * 6 + 3 * C * C + (C * 8 + 1) * padded(a.K) + 2 * C; }
 int64_t head_size(const Call& a) { return state_size(a) + 2 * padded(a.K); }
 
-// W from dU, in place from the last write to the first, and beta W.
+// W from dU, in place from the last write to the first, and beta W; every row that is known is taken from all rows before it.
 void solve_back(Unit& u, Flow& f, float* strong) {
-    for (int i = C - 1; i >= 0; --i) {
-        vec along = {};
-        for (int64_t n = 0; n < u.Vp; n += W) {
-            vec x = load(f.dU + i * u.Vp + n);
-            if (u.erasing)
-                for (int j = i + 1; j < C; ++j) x -= u.scores[j * C + i] * load(strong + j * u.Vp + n);
-            store(strong + i * u.Vp + n, u.beta[i] * x);
-            if (u.written != u.v) along += x * load(u.before + i * u.Vp + n);
+    vec along[C] = {};
+    for (int64_t n = 0; n < u.Vp; n += W) {
+        vec x[C];
+        for (int i = 0; i < C; ++i) x[i] = load(f.dU + i * u.Vp + n);
+#pragma GCC unroll 16
+        for (int i = C - 1; i >= 0; --i) {
+            vec known = u.beta[i] * x[i];
+            store(strong + i * u.Vp + n, known);
+            along[i] += x[i] * load(u.before + i * u.Vp + n);
+            if (!u.erasing) continue;
+#pragma GCC unroll 16
+            for (int j = 0; j < i; ++j) x[j] -= u.scores[i * C + j] * known;
         }
-        f.dbeta[i] = sum(along);
     }
-}
-
-// sum of S * dS, the part of every decay's gradient that the state itself carries.
-float overlap(const float* S, const float* dS, int64_t n) {
-    vec acc[4] = {};
-    for (int64_t i = 0; i < n; i += 4 * W)
-        for (int j = 0; j < 4; ++j) acc[j] += load(S + i + j * W) * load(dS + i + j * W);
-    return sum(acc[0] + acc[1] + (acc[2] + acc[3]));
+    reduce16(along, f.dbeta);
 }
 
 INLINE float dot(const float* x, const float* y, int64_t n) {
@@ -97,7 +94,7 @@ void decay_gradient(Unit& u, Flow& f, const float* entry, const float* exit, flo
         f.dlog[m] = read + written[m];
     }
     reduce16(sums, passed);
-    for (int m = 0; m < C; ++m) f.dlog[m] = u.log[m] < -87.3f ? 0 : f.dlog[m] + passed[m];
+    for (int m = 0; m < C; ++m) f.dlog[m] = u.log[m] < LEAST_LOG ? 0 : f.dlog[m] + passed[m];
 }
 
 // The same for one vector of channels at d, and before it the gradients of the rows themselves: what came through the state is
@@ -117,7 +114,7 @@ void channel_gradient(Unit& u, Flow& f, int64_t d) {
         dq[i] = read * load(f.drows + (q0 + i) * Kp + d);
         dr[i] = u.erasing ? -product * load(f.drows + i * Kp + d) : vec{};
     }
-    for (int64_t n = 0; n < W; ++n) carried[n] = dot(u.S + (d + n) * u.Vp, f.dS + (d + n) * u.Vp, u.Vp);
+    carried = load(f.overlap + d);
     if (u.call.normalize) carried += load(u.z + d) * load(f.dz + d);
     carried *= product;
     product = splat(1);
@@ -176,7 +173,7 @@ void channel_gradient(Unit& u, Flow& f, int64_t d) {
             }
         }
     for (int i = 0; i < C; ++i) {
-        store(f.dlog + i * Kp + d, load(u.channel + i * Kp + d) < splat(-87.3f) ? vec{} : dlog[i]);
+        store(f.dlog + i * Kp + d, load(u.channel + i * Kp + d) < splat(LEAST_LOG) ? vec{} : dlog[i]);
         if (!bonus) {  // the pair of a token with itself
             float own = f.dscores[(q0 + i) * C + i];
             dq[i] += own * k(i), dk[i] += own * q(i);
@@ -202,16 +199,19 @@ void bonus_gradient(Unit& u, Flow& f, const float* own) {
 // Gradients of the rows under one decay a token, from what came through the state and the weighted scores.
 void row_gradient(Unit& u, Flow& f, const float* sign_entry) {
     int64_t Kp = u.Kp;
-    float entry[C], exit[C];
-    for (int i = 0; i < C; ++i) {
-        int q = u.stacked - C + i;
-        entry[i] = sign_entry[q] * dot(u.rows + q * Kp, f.drows + q * Kp, Kp);
-        if (u.erasing) entry[i] += sign_entry[i] * dot(u.rows + i * Kp, f.drows + i * Kp, Kp);
-        exit[i] = u.leave[i] * dot(u.k + i * Kp, f.dk + i * Kp, Kp);
-    }
     if (u.call.decay != NONE) {
-        float carried = overlap(u.S, f.dS, Kp * u.Vp) + (u.call.normalize ? dot(u.z, f.dz, Kp) : 0);
-        decay_gradient(u, f, entry, exit, u.gain[0] * carried);
+        alignas(64) float read[C], recalled[C] = {}, entry[C], exit[C];
+        const int64_t q = (u.stacked - C) * Kp;
+        dots16(u.rows + q, Kp, f.drows + q, Kp, Kp, read);
+        if (u.erasing) dots16(u.rows, Kp, f.drows, Kp, Kp, recalled);
+        dots16(u.k, Kp, f.dk, Kp, Kp, exit);
+        for (int i = 0; i < C; ++i) {
+            entry[i] = sign_entry[u.stacked - C + i] * read[i] - (u.erasing ? u.entry[i] * recalled[i] : 0);
+            exit[i] *= u.leave[i];
+        }
+        vec carried = {};
+        for (int64_t d = 0; d < Kp; d += W) carried += load(f.overlap + d);
+        decay_gradient(u, f, entry, exit, u.gain[0] * (sum(carried) + (u.call.normalize ? dot(u.z, f.dz, Kp) : 0)));
     }
     product<2>(f.dscores, C, 1, u.k, Kp, f.drows, Kp, u.stacked, Kp, C, u.ahead, sign_entry, 1);
     product<2>(f.dscores, 1, C, u.rows, Kp, f.dk, Kp, C, Kp, u.stacked, u.ahead, u.leave, 1);
@@ -220,9 +220,11 @@ void row_gradient(Unit& u, Flow& f, const float* sign_entry) {
 // What flows back through total_i = G_i q_i . z + sum over j of A_ij, given the unweighted gradients of A and what came to q
 // and k through the state. The output is a sum over total, so the total's gradient is minus the sum times its own, over total.
 void add_up_back(Unit& u, Flow& f) {
+    alignas(64) float entered[C], scored[C];
+    dots16(u.q_rows, u.Kp, f.drows, u.Kp, u.Kp, entered);
+    dots16(u.q_scores, C, f.dscores, C, C, scored);
     for (int i = 0; i < C; ++i) {
-        float sums = u.entry[i] * dot(u.q_rows + i * u.Kp, f.drows + i * u.Kp, u.Kp) + dot(u.q_scores + i * C, f.dscores + i * C, C);
-        f.dtotal[i] = u.total[i] == 0 ? 0 : -sums / u.total[i];
+        f.dtotal[i] = u.total[i] == 0 ? 0 : -(u.entry[i] * entered[i] + scored[i]) / u.total[i];
         for (int n = i * C; n < i * C + C; n += W) store(f.dscores + n, load(f.dscores + n) + f.dtotal[i]);
         for (int64_t d = 0; d < u.Kp; d += W) {
             store(f.drows + i * u.Kp + d, load(f.drows + i * u.Kp + d) + f.dtotal[i] * load(u.z + d));
@@ -276,6 +278,7 @@ void chunk_back(Unit& u, Flow& f) {
     // Rows: and what came through the scores.
     float sign_entry[2 * C];
     for (int i = 0; i < stacked; ++i) sign_entry[i] = u.erasing && i < C ? -u.entry[i] : u.entry[i % C];
+    for (int64_t d = 0; d < Kp && u.call.decay != NONE; d += 16) dots16(u.S + d * Vp, Vp, f.dS + d * Vp, Vp, Vp, f.overlap + d);
     if (u.call.decay == PER_CHANNEL)
         for (int64_t d = 0; d < Kp; d += W) channel_gradient(u, f, d);
     else
