@@ -66,7 +66,7 @@ void segment(Unit& u, int64_t w, int64_t last, Unit& next, int64_t next_w) {
 }
 
 void run(const Call& a, int64_t index, int64_t count) {
-    arena.reserve(scratch(a) + count * (state_size(a) + sum_size(a)));
+    arena.reserve(scratch(a) + count * (unit_size(a) + state_size(a) + sum_size(a)));
     Buffers buffers(a);
     Room<Unit, GROUP> units;
     for (int64_t i = 0; i < count; ++i) {

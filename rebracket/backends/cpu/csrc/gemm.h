@@ -54,13 +54,15 @@ struct Ahead {
     int streams = 0, stream = 0, rows = 0, at = 0;
     int64_t line = 0;
 
-    INLINE void begin(int count) { stream = at = 0, line = 0, rows = streams ? count : 0; }
+    // Forgets what was wanted; then `count` rows of each of some tensors, the first row and the bytes from row to row.
+    INLINE void begin(int count) { streams = stream = at = 0, line = 0, rows = count; }
+    INLINE void add(const char* first, int64_t to_next, int64_t size) { row[streams] = first, step[streams] = to_next, bytes[streams++] = size; }
     INLINE void some() {
-        for (int i = 0; i < LINES && at < rows; ++i) {
+        for (int i = 0; i < LINES && stream < streams && rows; ++i) {
             __builtin_prefetch(row[stream] + at * step[stream] + line, 0, 2);
             if ((line += 64) < bytes[stream]) continue;
             line = 0;
-            if (++at == rows && ++stream < streams) at = 0;
+            if (++at == rows) at = 0, ++stream;
         }
     }
 };
