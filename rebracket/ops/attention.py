@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rebracket.ops import bidirectional, validate
+from rebracket.ops import bidirectional, repetition, validate
 from rebracket.ops.backend import choose
 from rebracket.ops.plan import Plan, decide, plan
 from rebracket.ops.state import Output, State
@@ -130,18 +130,22 @@ def step(
         >>> out.shape
         torch.Size([1, 2, 5])
     """
-    validate.check_write(write)
-    validate.check_token(q, k, v, log_decay, state, write.entries)
-    if log_decay is not None and log_decay.ndim > 1:
-        log_decay = log_decay.unsqueeze(1)
-    if write.entries == 1:
-        k, v = k.unsqueeze(1), v.unsqueeze(1)
-    call = validate.recurrence(
-        q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None
-    )
+    options = (normalize, scale, inplace, backend)
+    try:
+        tensors, others = repetition.parts(q, k, v, log_decay, bonus, state, write)
+        key = repetition.signature(tensors, (*others, *options))
+        repeat = None if key is None else repetition.KNOWN.get(key)
+    except (AttributeError, TypeError):  # not what the arguments should be, as the checks will say
+        tensors, key, repeat = (), None, None
+    if repeat is not None:
+        return repeat(tensors, state)
+    call = validate.token(q, k, v, log_decay, write, bonus, normalize, scale, state)
     if inplace:
         validate.check_inplace(state, call)
-    out, state = choose(call, backend).step(call, inplace)
+    chosen = choose(call, backend)
+    if key is not None:
+        repetition.keep(key, chosen.repeat(call, inplace, tensors))
+    out, state = chosen.step(call, inplace)
     return Output(out.squeeze(1), state)
 
 

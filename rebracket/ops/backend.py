@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.repetition import Repeat, Tensors
 from rebracket.ops.state import Output
 
 
@@ -29,6 +30,10 @@ class Backend(ABC):
     @abstractmethod
     def step(self, call: Recurrence, inplace: bool) -> Output:
         """One token (T = 1) from a given state, written into that state when `inplace`."""
+
+    def repeat(self, call: Recurrence, inplace: bool, tensors: Tensors) -> Repeat | None:
+        """A shorter way for later steps that differ from this one only in the numbers in `tensors`, or None."""
+        return None
 
 
 INSTALLED: dict[str, Backend] = {}

@@ -50,6 +50,27 @@ def recurrence(
     return checked
 
 
+def token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    write: WriteRule,
+    bonus: Tensor | None,
+    normalize: bool,
+    scale: float | None,
+    state: State,
+) -> Recurrence:
+    """A checked step as a recurrence over one token."""
+    check_write(write)
+    check_token(q, k, v, log_decay, state, write.entries)
+    if log_decay is not None and log_decay.ndim > 1:
+        log_decay = log_decay.unsqueeze(1)
+    if write.entries == 1:
+        k, v = k.unsqueeze(1), v.unsqueeze(1)
+    return recurrence(q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None)
+
+
 def lowered(k: Tensor, v: Tensor, write: WriteRule, cu_seqlens: Tensor | None, sizes: Sizes) -> Writes:
     """The canonical writes. A tail may hold anything: what a rule computes with is zero there, gradients included."""
     if cu_seqlens is None or not has_tail(cu_seqlens, sizes.T):

@@ -280,6 +280,18 @@ def step_elsewhere(s: Sample, row: Row, inplace: bool) -> Output:
     return SOUND.step(s, row, False)
 
 
+def step_in_dense_memory(s: Sample, row: Row, inplace: bool) -> Output:
+    """A state that is taken to lie as a new one does."""
+    assert s.state is not None
+    dense = State(
+        **{
+            name: x.as_strided(x.shape, torch.empty_like(x, memory_format=torch.contiguous_format).stride())
+            for name, x in s.state.tensors().items()
+        }
+    )
+    return SOUND.step(replace(s, state=dense), row, inplace)
+
+
 def step_in_bfloat16(s: Sample, row: Row, inplace: bool) -> Output:
     """A state that is rounded to bfloat16 between steps."""
     found = SOUND.step(s, row, inplace)
@@ -340,6 +352,7 @@ FAULTS: dict[str, Fault] = {
     "all pairs are kept": Fault(after(keep_all_pairs), ("memory_grows_with_the_tokens",)),
     "steps drop the decay": Fault(in_steps_only(step_without_decay), ("step_is_one_token",)),
     "steps are not in place": Fault(in_steps_only(step_elsewhere), ("step_in_place_is_step",)),
+    "strides of a state are ignored": Fault(in_steps_only(step_in_dense_memory), ("a_state_is_its_numbers",)),
     "steps round the state": Fault(in_steps_only(step_in_bfloat16), ("steps_do_not_drift",)),
 }
 """Every fault by what is wrong."""

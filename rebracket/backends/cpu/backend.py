@@ -6,13 +6,16 @@ from typing import ClassVar, final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rebracket.backends.cpu import calls, library, operators
 from rebracket.backends.cpu.autograd import Kernels
 from rebracket.backends.cpu.calls import Terms
 from rebracket.backends.cpu.library import DTYPES
+from rebracket.backends.cpu.repeated import repeated
 from rebracket.ops.backend import Backend
 from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.repetition import Repeat, Tensors
 from rebracket.ops.state import Output, State
 
 
@@ -31,6 +34,8 @@ class Cpu(Backend):
             return f"it computes in float32, and q is {call.q.dtype}"
         if chunk not in (None, self.chunk):
             return f"its chunks are {self.chunk} writes, and {chunk} tokens were asked for"
+        if has_tangent(call):
+            return "it has no forward-mode derivative"
         if library.PATH is None:
             if not torch.compiler.is_compiling():
                 library.say_missing()
@@ -42,17 +47,37 @@ class Cpu(Backend):
         return Output(out, State(memory, key_sum if call.normalize else None))
 
     def step(self, call: Recurrence, inplace: bool) -> Output:
-        if needs_gradient(call) or call.writes.per_token > 1 or torch.compiler.is_compiling():
+        if needs_gradient(call) or call.writes.per_token > 1 or torch.compiler.is_compiling() or call.q.is_meta:
             out, state = self.run(call, self.chunk)
             return Output(out, call.state.overwrite(state) if inplace and call.state is not None else state)
         assert call.state is not None
-        target = call.state if inplace else call.state.fork()
-        return Output(calls.step(described(call), library.load(), target.memory, target.key_sum), target)
+        given = call.state
+        target = given if inplace and writable(given) else blank(call)
+        out = calls.step(described(call), library.load(), target.memory, target.key_sum)
+        return Output(out, given.overwrite(target) if inplace and target is not given else target)
+
+    def repeat(self, call: Recurrence, inplace: bool, tensors: Tensors) -> Repeat | None:
+        assert call.state is not None
+        if needs_gradient(call) or call.writes.per_token > 1 or (inplace and not writable(call.state)):
+            return None
+        return repeated(described(call), inplace, tensors)
+
+
+def writable(state: State) -> bool:
+    """Whether the kernels can write a state where it lies."""
+    return all(x.dtype == torch.float32 and x.is_contiguous() for x in state.tensors().values())
+
+
+def blank(call: Recurrence) -> State:
+    """Room for the state after a call."""
+    sizes = call.sizes
+    memory = torch.empty(call.sequences, sizes.H, sizes.K, sizes.V)
+    return State(memory, torch.empty(call.sequences, sizes.H, sizes.K) if call.normalize else None)
 
 
 def attend(terms: Terms, keep: bool) -> tuple[Tensor, ...]:
     """The kernels' results: as one operator while traced, under autograd if wanted, else straight."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or terms.q.is_meta:
         return operators.forward(*vars(terms).values(), keep)[:3]
     return Kernels.apply(*vars(terms).values()) if keep else calls.forward(terms, library.load(), keep=False)[:3]
 
@@ -68,10 +93,18 @@ def described(call: Recurrence) -> Terms:
 
 def needs_gradient(call: Recurrence) -> bool:
     """Whether any tensor of the call takes part in autograd."""
-    writes, state = call.writes, call.state
-    tensors = (call.q, writes.k, writes.v, writes.r, writes.beta, call.log_decay, call.bonus)
-    held = () if state is None else state.tensors().values()
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *held))
+    return torch.is_grad_enabled() and any(x.requires_grad for x in present(call))
+
+
+def has_tangent(call: Recurrence) -> bool:
+    """Whether any tensor of the call carries a forward-mode derivative."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in present(call))
+
+
+def present(call: Recurrence) -> list[Tensor]:
+    return [x for x in described(call).tensors if x is not None]
 
 
 BACKEND = Cpu()

@@ -76,7 +76,7 @@ class Library:
     def backward(self, call: Call, gradients: Gradients) -> None:
         self.entry.rebracket_backward(self.kernels, ctypes.byref(call), ctypes.byref(gradients), self.loop)
 
-    def step(self, call: Call) -> None:
+    def step(self, call: Call | ctypes.Array[ctypes.c_int64]) -> None:
         self.entry.rebracket_step(self.kernels, ctypes.byref(call), self.loop)
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import rebracket as rb
 from rebracket.backends.cpu import autograd, library
+from rebracket.ops import repetition
 from rebracket.ops.backend import INSTALLED
 from rebracket.ops.validate import Mode
 from rebracket.testing.laws import LAWS
@@ -62,6 +64,7 @@ def test_laws_hold_on_every_other_instruction_set(isa: str, law: str, monkeypatc
     bound = library.with_isa(isa)
     for module in (library, autograd):
         monkeypatch.setattr(module, "load", lambda: bound)
+    monkeypatch.setattr(repetition, "KNOWN", {})
     for row in LAWS[law].over("cpu"):
         LAWS[law].check(SOUND, row)
 
@@ -226,3 +229,21 @@ def test_the_backend_is_the_first_choice_on_a_cpu():
     assert next(iter(INSTALLED)) == "cpu"
     x = inputs()
     assert rb.explain(x["q"], x["k"], x["v"]).backend == "cpu"
+
+
+def test_meta_tensors_give_shapes():
+    x = {name: t.to("meta") for name, t in inputs().items()}
+    out, state = attend(x)
+    assert out.is_meta
+    assert state.memory.shape == (B, H, K, V)
+    step = rb.step(x["q"][:, 0], x["k"][:, 0], x["v"][:, 0], state=state, backend="cpu")
+    assert step.out.shape == (B, H, V)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_forward_mode_derivatives_are_refused_not_dropped():
+    x = inputs()
+    with forward_ad.dual_level():
+        x["v"] = forward_ad.make_dual(x["v"], torch.ones_like(x["v"]))
+        with pytest.raises(ValueError, match="no forward-mode derivative"):
+            attend(x)

@@ -51,7 +51,7 @@ template <int N>
 INLINE void columns(Token& t, const float* from, float* to, int64_t v, float own) {
     const int64_t K = t.call.K, V = t.call.V;
     const bool erasing = t.call.r.data, before = t.call.bonus;
-    vec read[N] = {}, recalled[N] = {};
+    vec read[N] = {}, recalled[N] = {}, u[N];
     for (int64_t d = 0; d < K; ++d)
         for (int n = 0; n < N; ++n) {
             vec s = load(from + d * V + v + n * W);
@@ -59,13 +59,15 @@ INLINE void columns(Token& t, const float* from, float* to, int64_t v, float own
             if (erasing) recalled[n] += t.a[d] * t.r[d] * s;
         }
     for (int n = 0; n < N; ++n) {
-        vec u = t.beta * (load(t.v + v + n * W) - recalled[n]);
-        store(t.u + v + n * W, u);
-        store(t.read + v + n * W, read[n] + own * u);
+        u[n] = t.beta * (load(t.v + v + n * W) - recalled[n]);
+        store(t.read + v + n * W, read[n] + own * u[n]);
     }
-    for (int64_t d = 0; d < K; ++d)
-        for (int n = 0; n < N; ++n)
-            store(to + d * V + v + n * W, t.a[d] * load(from + d * V + v + n * W) + t.k[d] * load(t.u + v + n * W));
+    // From the last row to the first: the last ones are still in the first level of the cache.
+    for (int64_t d = K - 1; d >= 0; --d)
+        for (int n = 0; n < N; ++n) {
+            __builtin_prefetch(from + K * V + (K - 1 - d) * V + v + n * W, 0, 2);  // of the next head
+            store(to + d * V + v + n * W, t.a[d] * load(from + d * V + v + n * W) + t.k[d] * u[n]);
+        }
 }
 
 // The value columns that do not fill a vector.
