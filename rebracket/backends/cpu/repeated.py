@@ -81,6 +81,7 @@ def repeated(terms: Terms, inplace: bool, tensors: Tensors) -> Repeated | None:
     pointers = [(place, source(getattr(terms, name), tensors)) for name, place in (SOURCES | STATE_IN).items()]
     if any(index is None for _, index in pointers):
         return None
+    assert terms.memory is not None
     B, _, H, V = terms.v.shape
     wrong = torch.zeros(1, dtype=torch.int32)
     template = calls.describe(terms, torch.empty(B, 1, H, V, dtype=terms.q.dtype), terms.memory, terms.key_sum, wrong)
