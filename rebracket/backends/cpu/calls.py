@@ -108,9 +108,11 @@ def describe(terms: Terms, out: Tensor, memory: Tensor, key_sum: Tensor | None, 
 
 
 def blank(terms: Terms, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for a result over all tokens: zeros where a tail may be left unwritten."""
+    """Memory for a result over all tokens or writes, zero beyond the last packed sequence."""
     x = empty(*shape, dtype=dtype)
-    return x if terms.cu_seqlens is None else x.zero_()
+    if terms.cu_seqlens is not None and shape[1]:
+        x[:, int(terms.cu_seqlens[-1]) * shape[1] // terms.q.shape[1] :].zero_()
+    return x
 
 
 def check_decays(terms: Terms, wrong: Tensor) -> None:
