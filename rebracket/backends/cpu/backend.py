@@ -7,12 +7,13 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from rebracket.backends.cpu import calls, library, operators
+from rebracket.backends.cpu import calls, convolution, convolution_operators, library, operators
 from rebracket.backends.cpu.autograd import Kernels
 from rebracket.backends.cpu.calls import Terms
 from rebracket.backends.cpu.library import DTYPES
 from rebracket.ops import normalizer
 from rebracket.ops.backend import Backend
+from rebracket.ops.convolution import Convolution
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
 
@@ -32,11 +33,7 @@ class Cpu(Backend):
             return f"it computes in float32, and q is {call.q.dtype}"
         if chunk not in (None, self.chunk):
             return f"its chunks are {self.chunk} writes, and {chunk} tokens were asked for"
-        if library.PATH is None:
-            if not torch.compiler.is_compiling():
-                library.say_missing()
-            return "its kernels were not built, because no C++ compiler was there at installation"
-        return None
+        return missing()
 
     def run(self, call: Recurrence, chunk: int) -> Output:
         if call.normalize and needs_gradient(call):  # the kernel that divides has no backward pass
@@ -52,6 +49,29 @@ class Cpu(Backend):
         assert call.state is not None
         target = call.state if inplace else call.state.fork()
         return Output(calls.step(described(call), library.load(), target.memory, target.key_sum), target)
+
+    def convolution_refusal(self, call: Convolution) -> str | None:
+        if call.x.device.type != "cpu":
+            return f"it runs on the CPU, and x is on {call.x.device}"
+        if call.x.dtype not in DTYPES:
+            return f"it computes in float32, and x is {call.x.dtype}"
+        return missing()
+
+    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return convolution_operators.forward(*vars(call).values())
+        if convolution.needs_gradient(call):
+            return convolution.Kernels.apply(*vars(call).values())
+        return convolution.forward(call)
+
+
+def missing() -> str | None:
+    """Why nothing can run here at all, or None."""
+    if library.PATH is not None:
+        return None
+    if not torch.compiler.is_compiling():
+        library.say_missing()
+    return "its kernels were not built, because no C++ compiler was there at installation"
 
 
 def attend(terms: Terms, keep: bool) -> tuple[Tensor, ...]:
