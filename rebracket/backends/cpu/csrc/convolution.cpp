@@ -50,8 +50,8 @@ int64_t sequence(const Convolution& a, int64_t block) {
 // One block of tokens of a sequence and one strip of channels; tokens are counted from the sequence's first.
 struct Strip {
     const Convolution& call;
-    int64_t block, n, length, first, begin, end, before, from, channels, pad;
-    float *taps, *bias, *seen;  // [width,pad], [pad], inputs [before + ROWS,pad] up to those of the present tokens
+    int64_t block, n, length, first, begin, end, before, from, channels, pitch;
+    float *taps, *bias, *seen;  // [width,pitch], [pitch], inputs [before + ROWS,pitch], the present tokens' last
     Stream x, tail;
 
     Strip(const Convolution& a, int64_t index);
@@ -67,15 +67,18 @@ struct Strip {
     }
     void read_filter();
     void read(float* to, int64_t token) const;
-    float* window() const { return arena.take((before + ROWS) * pad); }
+    float* window() const { return arena.take((before + ROWS) * pitch); }
 };
+
+// Floats from row to row: a cache line more than the channels, for rows a page apart would share one set of the cache.
+int64_t row_pitch(int64_t channels) { return padded(channels) + 16; }
 
 int64_t strips(const Convolution& a) { return (a.D + STRIP - 1) / STRIP; }
 
 // Floats that one strip takes from the arena.
 int64_t scratch(const Convolution& a) {
-    int64_t pad = padded(a.D < STRIP ? a.D : STRIP);
-    return pad * (2 * a.width + 1 + 2 * (a.width - 1 + ROWS) + (a.width + 1) + ROWS + 1);
+    int64_t pitch = row_pitch(a.D < STRIP ? a.D : STRIP);
+    return pitch * (2 * a.width + 1 + 2 * (a.width - 1 + ROWS) + (a.width + 1) + ROWS + 1);
 }
 
 Strip::Strip(const Convolution& a, int64_t index) : call(a), block(index / strips(a)), n(sequence(a, block)) {
@@ -87,76 +90,93 @@ Strip::Strip(const Convolution& a, int64_t index) : call(a), block(index / strip
     before = a.width - 1;
     from = index % strips(a) * STRIP;
     channels = a.D - from < STRIP ? a.D - from : STRIP;
-    pad = padded(channels);
-    taps = arena.take(a.width * pad), bias = arena.take(pad);
+    pitch = row_pitch(channels);
+    taps = arena.take(a.width * pitch), bias = arena.take(pitch);
     x = rows(a.x, a.x_row, a.x_token), tail = tail_rows(a.tail);
     read_filter();
     seen = window();
-    for (int64_t r = 0; r < before; ++r) read(seen + r * pad, begin - before + r);
+    for (int64_t r = 0; r < before; ++r) read(seen + r * pitch, begin - before + r);
 }
 
-template <int WIDTH_>
-INLINE void turn(float* to, const float* from, int64_t channels, int64_t pad) {
-    for (int64_t c = 0; c < channels; ++c)
-        for (int j = 0; j < WIDTH_; ++j) to[j * pad + c] = from[c * WIDTH_ + j];
+INLINE void turn(float* to, const float* from, int64_t width, int64_t pitch) {
+    for (int64_t c = 0; c < pitch; ++c)
+        for (int64_t j = 0; j < width; ++j) to[j * pitch + c] = from[c * width + j];
 }
 
 // The weights of a channel lie side by side; here those of a place do.
 void Strip::read_filter() {
     int64_t width = call.width;
-    float* raw = arena.take(width * pad);
+    float* raw = arena.take(width * pitch);
     Rows all{const_cast<void*>(call.weight), 0, 0, 0, 1, call.weight_dtype};
-    read_row(raw, Stream(all, 0, 0, 1, from * width, channels * width), 0, width * pad);
+    read_row(raw, Stream(all, 0, 0, 1, from * width, channels * width), 0, width * pitch);
     if (width == 4)
-        turn<4>(taps, raw, pad, pad);
+        turn(taps, raw, 4, pitch);  // in vectors, which matters to a step
     else
-        for (int64_t c = 0; c < pad; ++c)
-            for (int64_t j = 0; j < width; ++j) taps[j * pad + c] = raw[c * width + j];
+        turn(taps, raw, width, pitch);
     Rows shift{const_cast<void*>(call.bias), 0, 0, 0, 1, call.bias_dtype};
     if (call.bias)
-        read_row(bias, Stream(shift, 0, 0, 1, from, channels), 0, pad);
+        read_row(bias, Stream(shift, 0, 0, 1, from, channels), 0, pitch);
     else
-        fill(bias, pad, 0);
+        fill(bias, pitch, 0);
 }
 
 // The input of a token, of the tail where it is negative; zeros beyond either end.
 void Strip::read(float* to, int64_t token) const {
     if (token >= 0 && token < length)
-        read_row(to, x, token, pad);
+        read_row(to, x, token, pitch);
     else if (token < 0 && tail.base)
-        read_row(to, tail, before + token, pad);
+        read_row(to, tail, before + token, pitch);
     else
-        fill(to, pad, 0);
+        fill(to, pitch, 0);
 }
+
+// The rows that the next tokens will read and write, asked for while those of the present ones are computed: they lie
+// so far apart that the processor does not foresee them.
+struct Next {
+    const Stream *reads[2], *write;
+    int64_t token, rows;
+
+    INLINE void ask(int64_t c) const {
+        for (const Stream* x : reads)
+            if (x && x->base)
+                for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(x->at(token + r) + c * bytes(*x));
+        for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(write->at(token + r) + c * bytes(*write), 1);
+    }
+    static int64_t bytes(const Stream& x) { return x.dtype == FLOAT32 ? 4 : 2; }
+};
 
 // to[r] = then(start + sum_j taps[j] rows[r + j]) for R rows; taps are `step` apart.
 template <int R, class Then>
-INLINE void convolve(const Strip& s, const float* rows, const float* taps, int64_t step, const float* start, float* to) {
-    int64_t pad = s.pad, width = s.call.width;
-    for (int64_t c = 0; c < pad; c += W) {
+INLINE void convolve(const Strip& s, const float* rows, const float* taps, int64_t step, const float* start, float* to,
+                     const Next& next = {}) {
+    int64_t pitch = s.pitch, width = s.call.width;
+    for (int64_t c = 0; c < pitch; c += W) {
+        next.ask(c);
         vec z[R];
         for (int r = 0; r < R; ++r) z[r] = start ? load(start + c) : vec{};
         for (int64_t j = 0; j < width; ++j) {
             vec w = load(taps + j * step + c);
-            for (int r = 0; r < R; ++r) z[r] += w * load(rows + (r + j) * pad + c);
+            for (int r = 0; r < R; ++r) z[r] += w * load(rows + (r + j) * pitch + c);
         }
-        for (int r = 0; r < R; ++r) store(to + r * pad + c, Then::of(z[r], to + r * pad + c));
+        for (int r = 0; r < R; ++r) store(to + r * pitch + c, Then::of(z[r], to + r * pitch + c));
     }
 }
 
 // The last rows of a window become its first.
 INLINE void shift(const Strip& s, float* window, int64_t rows) {
-    for (int64_t r = 0; r < s.before; ++r) copy(window + r * s.pad, window + (r + rows) * s.pad, s.pad);
+    for (int64_t r = 0; r < s.before; ++r) copy(window + r * s.pitch, window + (r + rows) * s.pitch, s.pitch);
 }
 
 template <int R>
 INLINE void forward_rows(Strip& s, const Stream& y, float* out, int64_t t) {
-    for (int r = 0; r < R; ++r) s.read(s.seen + (s.before + r) * s.pad, t + r);
+    for (int r = 0; r < R; ++r) s.read(s.seen + (s.before + r) * s.pitch, t + r);
+    int64_t left = s.end - t - R;
+    Next next{{&s.x, nullptr}, &y, t + R, left < R ? left : R};
     if (s.call.silu)
-        convolve<R, Silu>(s, s.seen, s.taps, s.pad, s.bias, out);
+        convolve<R, Silu>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
     else
-        convolve<R, Plain>(s, s.seen, s.taps, s.pad, s.bias, out);
-    for (int r = 0; r < R; ++r) write_row(y, t + r, out + r * s.pad, 1);
+        convolve<R, Plain>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
+    for (int r = 0; r < R; ++r) write_row(y, t + r, out + r * s.pitch, 1);
     shift(s, s.seen, R);
 }
 
@@ -175,7 +195,7 @@ void forward(const Convolution& a, int64_t index) {
     arena.reserve(scratch(a));
     Strip s(a, index);
     Stream y = s.rows(a.y, a.T * a.D, a.D);
-    float* out = arena.take(ROWS * s.pad);
+    float* out = arena.take(ROWS * s.pitch);
     int64_t t = s.begin;
     for (; t + ROWS <= s.end; t += ROWS) forward_rows<ROWS>(s, y, out, t);
     for (; t < s.end; ++t) forward_rows<1>(s, y, out, t);
@@ -185,17 +205,17 @@ void forward(const Convolution& a, int64_t index) {
 // A strip on its way back: the rows of dz, the sums over its tokens, and the gradients' rows.
 struct Back {
     Strip s;
-    float *dz, *sums, *out, *extra;  // [before + ROWS,pad], [width + 1,pad], [ROWS,pad], [pad]
+    float *dz, *sums, *out, *extra;  // [before + ROWS,pitch], [width + 1,pitch], [ROWS,pitch], [pitch]
     Stream dy, dx, dtail, dtail_out;
 
     Back(const Convolution& a, int64_t index) : s(a, index) {
-        dz = s.window(), sums = arena.take((a.width + 1) * s.pad);
-        out = arena.take(ROWS * s.pad), extra = arena.take(s.pad);
-        fill(dz, s.before * s.pad, 0), fill(sums, (a.width + 1) * s.pad, 0);
+        dz = s.window(), sums = arena.take((a.width + 1) * s.pitch);
+        out = arena.take(ROWS * s.pitch), extra = arena.take(s.pitch);
+        fill(dz, s.before * s.pitch, 0), fill(sums, (a.width + 1) * s.pitch, 0);
         dy = s.rows(a.grad_y, a.grad_y_row, a.grad_y_token), dx = s.rows(a.grad_x, a.T * a.D, a.D);
         dtail = s.tail_rows(a.grad_tail), dtail_out = s.tail_rows(a.grad_tail_out);
     }
-    float* present() const { return dz + s.before * s.pad; }
+    float* present() const { return dz + s.before * s.pitch; }
     void write(int64_t token, float* de);
 };
 
@@ -204,8 +224,8 @@ void Back::write(int64_t token, float* de) {
     if (token < s.begin && s.begin > 0) return;
     int64_t last = token - (s.length - s.before);
     if (last >= 0 && dtail_out.base) {
-        read_row(extra, dtail_out, last, s.pad);
-        for (int64_t c = 0; c < s.pad; c += W) store(de + c, load(de + c) + load(extra + c));
+        read_row(extra, dtail_out, last, s.pitch);
+        for (int64_t c = 0; c < s.pitch; c += W) store(de + c, load(de + c) + load(extra + c));
     }
     if (token >= 0)
         write_row(dx, token, de, 1);
@@ -215,15 +235,15 @@ void Back::write(int64_t token, float* de) {
 
 template <int R>
 INLINE void add_up(Back& b) {
-    int64_t pad = b.s.pad, width = b.s.call.width;
-    for (int64_t c = 0; c < pad; c += W) {
-        vec d[R], total = load(b.sums + width * pad + c);
-        for (int r = 0; r < R; ++r) d[r] = load(b.present() + r * pad + c), total += d[r];
-        store(b.sums + width * pad + c, total);
+    int64_t pitch = b.s.pitch, width = b.s.call.width;
+    for (int64_t c = 0; c < pitch; c += W) {
+        vec d[R], total = load(b.sums + width * pitch + c);
+        for (int r = 0; r < R; ++r) d[r] = load(b.present() + r * pitch + c), total += d[r];
+        store(b.sums + width * pitch + c, total);
         for (int64_t j = 0; j < width; ++j) {
-            total = load(b.sums + j * pad + c);
-            for (int r = 0; r < R; ++r) total += d[r] * load(b.s.seen + (r + j) * pad + c);
-            store(b.sums + j * pad + c, total);
+            total = load(b.sums + j * pitch + c);
+            for (int r = 0; r < R; ++r) total += d[r] * load(b.s.seen + (r + j) * pitch + c);
+            store(b.sums + j * pitch + c, total);
         }
     }
 }
@@ -233,16 +253,18 @@ INLINE void backward_rows(Back& b, int64_t t) {
     Strip& s = b.s;
     bool past = t >= s.length;  // then R is 1
     for (int r = 0; r < R; ++r) {
-        s.read(s.seen + (s.before + r) * s.pad, t + r);
+        s.read(s.seen + (s.before + r) * s.pitch, t + r);
         if (b.dy.base && !past)
-            read_row(b.present() + r * s.pad, b.dy, t + r, s.pad);
+            read_row(b.present() + r * s.pitch, b.dy, t + r, s.pitch);
         else
-            fill(b.present() + r * s.pad, s.pad, 0);
+            fill(b.present() + r * s.pitch, s.pitch, 0);
     }
-    if (s.call.silu && !past) convolve<R, SiluSlope>(s, s.seen, s.taps, s.pad, s.bias, b.present());
+    if (s.call.silu && !past) convolve<R, SiluSlope>(s, s.seen, s.taps, s.pitch, s.bias, b.present());
     if (t < s.end) add_up<R>(b);
-    convolve<R, Plain>(s, b.dz, s.taps + s.before * s.pad, -s.pad, nullptr, b.out);
-    for (int r = 0; r < R; ++r) b.write(t - s.before + r, b.out + r * s.pad);
+    int64_t left = s.end - t - R;
+    Next next{{&s.x, &b.dy}, &b.dx, t + R, left < R ? left : R};
+    convolve<R, Plain>(s, b.dz, s.taps + s.before * s.pitch, -s.pitch, nullptr, b.out, next);
+    for (int r = 0; r < R; ++r) b.write(t - s.before + r, b.out + r * s.pitch);
     shift(s, s.seen, R), shift(s, b.dz, R);
 }
 
@@ -253,7 +275,7 @@ void backward(const Convolution& a, int64_t index) {
     for (; t + ROWS <= b.s.end; t += ROWS) backward_rows<ROWS>(b, t);
     for (; t < past; ++t) backward_rows<1>(b, t);
     float* to = a.sums + b.s.block * (a.width + 1) * a.D + b.s.from;
-    for (int64_t j = 0; j <= a.width; ++j) copy(to + j * a.D, b.sums + j * b.s.pad, b.s.channels);
+    for (int64_t j = 0; j <= a.width; ++j) copy(to + j * a.D, b.sums + j * b.s.pitch, b.s.channels);
 }
 
 // The blocks' sums in the order of time.

@@ -7,7 +7,7 @@
 extern "C" {
 
 constexpr int64_t STRIP = 1024;   // channels of a unit of work
-constexpr int64_t COLUMNS = 64;  // and of one that adds up the sums
+constexpr int64_t COLUMNS = 64;   // and of one that adds up the sums
 
 struct Convolution {
     int64_t T, D, N, width;
