@@ -95,7 +95,8 @@ def check(call: Convolution) -> None:
         check_like("bias", bias, x)
         if bias.ndim != 1 or bias.shape[0] != D:
             raise ValueError(f"bias must be [D] = [{D}], got {list(bias.shape)}")
-    check_packing(call.cu_seqlens, Sizes(x.shape[0], x.shape[1], 1, 1, D, D))
+    if call.cu_seqlens is not None:
+        check_packing(call.cu_seqlens, Sizes(x.shape[0], x.shape[1], 1, 1, D, D))
     if tail is not None:
         check_tail(tail, call)
     if call.activation not in ("silu", None):

@@ -24,17 +24,15 @@ def readable(call: Convolution) -> Convolution:
         x,
         known(call.weight).contiguous(),
         None if bias is None else known(bias).contiguous(),
-        None if tail is None else tail.to(x.dtype).contiguous(),
+        None if tail is None else (tail if tail.dtype == x.dtype else tail.to(x.dtype)).contiguous(),
         None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous(),
         call.activation,
     )
 
 
-def first_blocks(call: Convolution) -> Tensor | None:
+def first_blocks(cu_seqlens: Tensor) -> Tensor:
     """Where the blocks of every packed sequence begin, and in the end how many there are; an empty one has one."""
-    if call.cu_seqlens is None:
-        return None
-    blocks = ((call.cu_seqlens.diff() + BLOCK - 1) // BLOCK).clamp(min=1)
+    blocks = ((cu_seqlens.diff() + BLOCK - 1) // BLOCK).clamp(min=1)
     return torch.cat((blocks.new_zeros(1), blocks.cumsum(0)))
 
 
@@ -54,7 +52,7 @@ def describe(call: Convolution, first: Tensor | None, y: Tensor | None, tail: Te
 
 def blank(call: Convolution) -> Tensor:
     """Memory for a result over all tokens, zero beyond the last sequence."""
-    x = torch.empty(call.x.shape, dtype=call.x.dtype)
+    x = torch.empty_like(call.x, memory_format=torch.contiguous_format)
     if call.cu_seqlens is not None:
         x[:, int(call.cu_seqlens[-1]) :].zero_()
     return x
@@ -63,8 +61,8 @@ def blank(call: Convolution) -> Tensor:
 def forward(call: Convolution) -> tuple[Tensor, Tensor]:
     """y and the next tail."""
     call = readable(call)
-    y, first = blank(call), first_blocks(call)
-    tail = torch.empty(call.sequences, call.weight.shape[1] - 1, call.x.shape[2], dtype=call.x.dtype)
+    y, first = blank(call), None if call.cu_seqlens is None else first_blocks(call.cu_seqlens)
+    tail = y.new_empty(call.sequences, call.weight.shape[1] - 1, call.x.shape[2])
     load().convolve(describe(call, first, y, tail))
     return y, tail
 
@@ -74,7 +72,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, weight, bias and tail; those of the results may be missing."""
     given, call = call, readable(call)
-    first, D, W = first_blocks(call), call.x.shape[2], call.weight.shape[1]
+    D, W = call.x.shape[2], call.weight.shape[1]
+    first = None if call.cu_seqlens is None else first_blocks(call.cu_seqlens)
     structure = describe(call, first, None, None)
     x, tail = blank(call), None if call.tail is None else torch.empty_like(call.tail)
     weight, bias, sums = torch.empty(D, W), torch.empty(D), torch.empty(structure.blocks, W + 1, D)
