@@ -14,8 +14,19 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
-PATH = next((path for end in (".so", ".dylib", ".dll") if (path := FOLDER / f"kernels{end}").exists()), None)
-"""The built library, or None."""
+ELSEWHERE = "REBRACKET_KERNELS"
+
+
+def found() -> Path | None:
+    """The built library, which is beside this file or where REBRACKET_KERNELS says, or None."""
+    if elsewhere := os.environ.get(ELSEWHERE):
+        if not Path(elsewhere).exists():
+            raise FileNotFoundError(f"{ELSEWHERE} must be the path of a built library, got {elsewhere!r}")
+        return Path(elsewhere)
+    return next((path for end in (".so", ".dylib", ".dll") if (path := FOLDER / f"kernels{end}").exists()), None)
+
+
+PATH = found()
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 VARIABLE = "REBRACKET_ISA"
 
