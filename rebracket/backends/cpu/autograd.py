@@ -23,6 +23,7 @@ class Kernels(torch.autograd.Function):
         out, memory, key_sum, entries = calls.forward(terms, load(), keep=True)
         ctx.save_for_backward(entries, *(x if isinstance(x, Tensor) else None for x in fields))
         ctx.others = [None if isinstance(x, Tensor) else x for x in fields]
+        ctx.r_is_k = terms.r is terms.k
         ctx.set_materialize_grads(False)
         return out, memory, key_sum
 
@@ -32,7 +33,7 @@ class Kernels(torch.autograd.Function):
         entries, *tensors = ctx.saved_tensors
         terms = Terms(*(other if x is None else x for x, other in zip(tensors, ctx.others, strict=True)))
         grad_out = torch.zeros_like(out_like(terms)) if grads[0] is None else grads[0]
-        found = calls.backward(terms, load(), entries, grad_out, grads[1])
+        found = calls.backward(terms, load(), entries, grad_out, grads[1], grads[2], ctx.r_is_k)
         return *found, *(None,) * (len(tensors) - len(found))
 
 

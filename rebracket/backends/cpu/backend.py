@@ -11,7 +11,6 @@ from rebracket.backends.cpu import calls, convolution, convolution_operators, li
 from rebracket.backends.cpu.autograd import Kernels
 from rebracket.backends.cpu.calls import Terms
 from rebracket.backends.cpu.library import DTYPES
-from rebracket.ops import normalizer
 from rebracket.ops.backend import Backend
 from rebracket.ops.convolution import Convolution
 from rebracket.ops.recurrence import Recurrence
@@ -36,9 +35,6 @@ class Cpu(Backend):
         return missing()
 
     def run(self, call: Recurrence, chunk: int) -> Output:
-        if call.normalize and needs_gradient(call):  # the kernel that divides has no backward pass
-            out, state = normalizer.divided(*self.run(normalizer.counted(call.in_full_precision()), chunk))
-            return Output(out.to(call.q.dtype), state)
         out, memory, key_sum = attend(described(call), needs_gradient(call))
         return Output(out, State(memory, key_sum if call.normalize else None))
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.backends.cpu.library import DTYPES, Call, Gradients, Library, rows
+from rebracket.backends.cpu.library import DTYPES, Call, Gradients, Library, empty, rows
 from rebracket.ops.validate import check_decay_values
 
 SEGMENT = 128
@@ -33,6 +33,11 @@ class Terms:
     per_token: int
     normalize: bool
     scale: float
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What may have a gradient, in the order of the fields."""
+        return self.q, self.k, self.v, self.r, self.beta, self.log_decay, self.bonus, self.memory, self.key_sum
 
     @property
     def sequences(self) -> int:
@@ -104,8 +109,8 @@ def describe(terms: Terms, out: Tensor, memory: Tensor, key_sum: Tensor | None, 
 
 def blank(terms: Terms, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory for a result over all tokens: zeros where a tail may be left unwritten."""
-    make = torch.empty if terms.cu_seqlens is None else torch.zeros
-    return make(shape, dtype=dtype)
+    x = empty(*shape, dtype=dtype)
+    return x if terms.cu_seqlens is None else x.zero_()
 
 
 def check_decays(terms: Terms, wrong: Tensor) -> None:
@@ -128,7 +133,7 @@ def forward(terms: Terms, library: Library, keep: bool) -> tuple[Tensor, Tensor,
     call = describe(terms, out, memory, key_sum, wrong)
     call.slices = slices(N * H, V)
     first = terms.first_segments() if keep else torch.zeros(1, dtype=torch.int64)
-    entries = torch.empty(int(first[-1]), H, K, V)
+    entries = empty(int(first[-1]), H, K * (V + terms.normalize))
     if keep:
         call.entries, call.first_segment = pointer(entries), pointer(first)
     library.forward(call)
@@ -138,37 +143,50 @@ def forward(terms: Terms, library: Library, keep: bool) -> tuple[Tensor, Tensor,
 
 def slices(units: int, V: int) -> int:
     """Into how many slices of value columns a head is cut, so that every thread has work."""
-    wanted = -(-torch.get_num_threads() // max(units, 1))
-    return max(1, min(wanted, V // 32))
+    wanted = min(-(-torch.get_num_threads() // max(units, 1)), V // 32)
+    width = 16 * -(-V // (16 * max(wanted, 1)))
+    return -(-V // width)
 
 
 def backward(
-    terms: Terms, library: Library, entries: Tensor, grad_out: Tensor, grad_memory: Tensor | None
+    terms: Terms,
+    library: Library,
+    entries: Tensor,
+    grad_out: Tensor,
+    grad_memory: Tensor | None,
+    grad_key_sum: Tensor | None,
+    r_is_k: bool = False,
 ) -> list[Tensor | None]:
-    """Gradients of q, k, v, r, beta, log_decay, bonus and memory, in the shapes of the call's tensors."""
+    """Gradients of the call's tensors up to `key_sum`, in their shapes.
+
+    Where r is the very tensor k, its gradient may be asked for as a part of that of k.
+    """
     given, terms = terms, terms.readable()
     B, T, _, K = terms.q.shape
     H, V = terms.v.shape[2:]
     writes, N = T * terms.per_token, terms.sequences
     memory, first, wrong = torch.empty(N, H, K, V), terms.first_segments(), torch.zeros(1, dtype=torch.int32)
-    call = describe(terms, grad_out, memory, None, wrong)
+    key_sum = torch.empty(N, H, K) if terms.normalize else None
+    call = describe(terms, grad_out, memory, key_sum, wrong)
     call.entries, call.first_segment = pointer(entries), pointer(first)
     made = {
         "q": blank(terms, (B, T, H, K), given.q.dtype),
         "k": blank(terms, (B, writes, H, K), given.k.dtype),
         "v": blank(terms, (B, writes, H, V), given.v.dtype),
-        "r": None if terms.r is None else blank(terms, (B, writes, H, K), terms.r.dtype),
+        "r": None if terms.r is None or r_is_k else blank(terms, (B, writes, H, K), terms.r.dtype),
         "beta": None if terms.beta is None else blank(terms, (B, writes, H), torch.float32),
         "log_decay": None if terms.log_decay is None else blank(terms, tuple(terms.log_decay.shape), torch.float32),
     }
     bonus = None if terms.bonus is None else torch.empty(N, H, K)
     grad_out = contiguous_rows(grad_out)  # a pointer into it must not outlive it, so it keeps its name
     grad_memory = None if grad_memory is None else grad_memory.float().contiguous()
+    grad_key_sum = None if grad_key_sum is None or not terms.normalize else grad_key_sum.float().contiguous()
     gradients = Gradients(rows(grad_out), *(rows(x) for x in made.values()))
-    gradients.memory_out, gradients.memory_in, gradients.bonus = pointer(grad_memory), pointer(memory), pointer(bonus)
+    gradients.memory_out, gradients.key_sum_out = pointer(grad_memory), pointer(grad_key_sum)
+    gradients.memory_in, gradients.key_sum_in, gradients.bonus = pointer(memory), pointer(key_sum), pointer(bonus)
     library.backward(call, gradients)
-    found = [*made.values(), None if bonus is None else bonus.sum(0), memory]
-    wanted = (given.q, given.k, given.v, given.r, given.beta, given.log_decay, given.bonus, given.memory)
+    found = [*made.values(), None if bonus is None else bonus.sum(0), memory, key_sum]
+    wanted = given.tensors
     return [None if x is None or like is None else shaped(x, like) for x, like in zip(found, wanted, strict=True)]
 
 

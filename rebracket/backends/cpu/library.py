@@ -29,6 +29,8 @@ def found() -> Path | None:
 PATH = found()
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 VARIABLE = "REBRACKET_ISA"
+LARGE = 4 << 20
+"""Bytes from which on a result asks for large pages."""
 
 
 @final
@@ -65,7 +67,7 @@ class Gradients(ctypes.Structure):
 
     _fields_ = (
         *((name, Rows) for name in ("out", "q", "k", "v", "r", "beta", "log_decay")),
-        *((name, ctypes.c_void_p) for name in ("memory_out", "memory_in", "bonus")),
+        *((name, ctypes.c_void_p) for name in ("memory_out", "key_sum_out", "memory_in", "key_sum_in", "bonus")),
     )
 
 
@@ -145,6 +147,7 @@ def opened() -> ctypes.CDLL:
     entry = ctypes.CDLL(str(PATH))
     entry.rebracket_isa.restype, entry.rebracket_isa.argtypes = ctypes.c_char_p, [ctypes.c_int64]
     entry.rebracket_kernels.restype, entry.rebracket_kernels.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    entry.rebracket_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     one = [ctypes.c_void_p, ctypes.c_void_p]
     entry.rebracket_forward.argtypes = entry.rebracket_step.argtypes = [*one, ctypes.c_void_p]
     entry.rebracket_backward.argtypes = [*one, ctypes.c_void_p, ctypes.c_void_p]
@@ -171,6 +174,14 @@ def torch_loop() -> int | None:
             loop = getattr(ctypes.CDLL(str(library)), "torch_parallel_for", None)
             return None if loop is None else ctypes.cast(loop, ctypes.c_void_p).value
     return None
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """New memory for a result, on large pages where it is large."""
+    x = torch.empty(shape, dtype=dtype)
+    if x.nbytes >= LARGE:
+        opened().rebracket_large_pages(x.data_ptr(), x.nbytes)
+    return x
 
 
 def rows(x: Tensor | None) -> Rows:

@@ -44,7 +44,7 @@ def _(q, k, v, r, beta, log_decay, bonus, memory, key_sum, cu_seqlens, per_token
     state = q.new_empty(N, H, K, V, dtype=torch.float32)
     key_sum = state.new_empty((N, H, K) if normalize else (0,))
     segments = fake_segments(q, cu_seqlens, per_token) if keep else 0
-    return q.new_empty(*q.shape[:2], H, V), state, key_sum, state.new_empty(segments, H, K, V)
+    return q.new_empty(*q.shape[:2], H, V), state, key_sum, state.new_empty(segments, H, K * (V + normalize))
 
 
 def fake_segments(q: Tensor, cu_seqlens: Tensor | None, per_token: int) -> Any:
@@ -59,36 +59,39 @@ def backward(
     entries: Tensor,
     grad_out: Tensor,
     grad_memory: Tensor,
+    grad_key_sum: Tensor,
     tensors: list[Tensor],
     present: list[bool],
     cu_seqlens: Tensor | None,
     per_token: int,
+    normalize: bool,
     scale: float,
 ) -> list[Tensor]:
     given = iter(tensors)
     found = [next(given) if here else None for here in present]
-    terms = Terms(*found, None, cu_seqlens, per_token, False, scale)  # type: ignore[arg-type]
-    grads = calls.backward(terms, load(), entries, grad_out, grad_memory)
+    terms = Terms(*found, cu_seqlens, per_token, normalize, scale)  # type: ignore[arg-type]
+    grads = calls.backward(terms, load(), entries, grad_out, grad_memory, grad_key_sum)
     return [grad for grad in grads if grad is not None]
 
 
 @backward.register_fake
-def _(entries, grad_out, grad_memory, tensors, present, cu_seqlens, per_token, scale):
+def _(entries, grad_out, grad_memory, grad_key_sum, tensors, present, cu_seqlens, per_token, normalize, scale):
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, cu_seqlens, ctx.per_token, ctx.scale = inputs[:8], inputs[9], inputs[10], inputs[12]
+    tensors, cu_seqlens, ctx.per_token, ctx.normalize, ctx.scale = inputs[:9], *inputs[9:13]
     ctx.present = [x is not None for x in tensors]
     ctx.packed = cu_seqlens is not None
     ctx.save_for_backward(output[3], *(x for x in (*tensors, cu_seqlens) if x is not None))
 
 
-def differentiate(ctx: Any, grad_out: Tensor, grad_memory: Tensor, *_: Tensor) -> tuple[Any, ...]:
+def differentiate(ctx: Any, grad_out: Tensor, grad_memory: Tensor, grad_key_sum: Tensor, _: Tensor) -> tuple[Any, ...]:
     entries, *saved = ctx.saved_tensors
     cu_seqlens = saved.pop() if ctx.packed else None
-    found = iter(backward(entries, grad_out, grad_memory, saved, ctx.present, cu_seqlens, ctx.per_token, ctx.scale))
-    return *(next(found) if here else None for here in ctx.present), *(None,) * 6
+    options = cu_seqlens, ctx.per_token, ctx.normalize, ctx.scale
+    found = iter(backward(entries, grad_out, grad_memory, grad_key_sum, saved, ctx.present, *options))
+    return *(next(found) if here else None for here in ctx.present), *(None,) * 5
 
 
 forward.register_autograd(differentiate, setup_context=keep)

@@ -9,63 +9,63 @@
 
 namespace {
 
-// What flows back through a unit, and the buffers of one chunk of it. R and Q, and beta W and dO, stand above each other.
-struct Flow {
-    float *dS;                       // gradient of the state after the chunk, then before it
-    float *ends, *dU;                // [beta W; dO] [2C,Vp]; dU, then W [C,Vp]
-    float *ends_turned, *u_turned;   // the same transposed, [Vp,2C] and [Vp,C]
-    float *dscores, *passed;         // [dL; dA] weighted by D, [2C,C]; dA A + dL L, [C,C]
-    float *turned, *drows, *dk;      // gradients of [R; Q] and K, transposed [Kp,2C], [2C,Kp], [C,Kp]
-    float *scaled;                   // [-G R; G Q]
-    float *dlog, *dbeta, *dbonus;     // [C,1 or Kp], [C], [Kp]
-    Stream out, q, k, v, r, beta, log_decay;
+// What flows back through one chunk. R and Q, and beta W and dO, stand above each other.
+struct FlowBuffers {
+    float *ends, *dU;               // [beta W; dO] [2C,Vp]; dU, then W [C,Vp]
+    float *ends_turned, *u_turned;  // the same transposed, [Vp,2C] and [Vp,C]
+    float *dscores, *passed;        // [dL; dA] weighted by D, [2C,C]; dA A + dL L, [C,C]
+    float *turned, *drows, *dk;     // gradients of [R; Q] and K, transposed [Kp,2C], [2C,Kp], [C,Kp]
+    float *scaled;                  // [-G R; G Q]
+    float *dlog, *dbeta, *dtotal;   // [C,1 or Kp], [C], [C]
+    float* overlap;                 // rows of S times rows of dS [Kp]: what a decay's gradient has from state to state
+
+    FlowBuffers(const Buffers& u) {
+        ends = arena.take(2 * C * u.Vp), dU = arena.take(C * u.Vp);
+        ends_turned = arena.take(2 * C * u.Vp), u_turned = arena.take(C * u.Vp);
+        dscores = arena.take(2 * C * C), passed = arena.take(C * C);
+        turned = arena.take(2 * C * u.Kp), drows = arena.take(2 * C * u.Kp), dk = arena.take(C * u.Kp);
+        scaled = arena.take(2 * C * u.Kp), dlog = arena.take(C * u.Kp), dbeta = arena.take(C), dtotal = arena.take(C), overlap = arena.take(u.Kp);
+    }
 };
 
-int64_t scratch(const Call& a, const Flow*) {
-    int64_t Kp = padded(a.K), Vp = padded(a.V);
-    return Kp * Vp + C * Vp * 6 + 3 * C * C + C * Kp * 8 + 4 * C + Kp;
-}
+// One sequence and head backward, with the buffers of its current chunk.
+struct Flow : FlowBuffers {
+    float *dS, *dz;  // gradients of the state [Kp,Vp] and of the sum of keys [Kp] after the chunk, then before it
+    float* dbonus;   // [Kp], so far
+    Stream out, q, k, v, r, beta, log_decay;
 
-Flow flow(const Call& a, const Gradients& g, const Unit& u) {
-    Flow f;
-    int64_t Kp = u.Kp, Vp = u.Vp;
-    f.dS = arena.take(Kp * Vp), f.ends = arena.take(2 * C * Vp), f.dU = arena.take(C * Vp);
-    f.ends_turned = arena.take(2 * C * Vp), f.u_turned = arena.take(C * Vp), f.dscores = arena.take(2 * C * C), f.passed = arena.take(C * C);
-    f.turned = arena.take(2 * C * Kp), f.drows = arena.take(2 * C * Kp), f.dk = arena.take(C * Kp);
-    f.scaled = arena.take(2 * C * Kp), f.dlog = arena.take(C * Kp), f.dbeta = arena.take(C), f.dbonus = arena.take(Kp);
-    auto stream = [&](const Rows& x, int64_t n) { return Stream(x, u.batch, u.h, a.H, 0, n); };
-    f.out = stream(g.out, a.V), f.q = stream(g.q, a.K), f.k = stream(g.k, a.K), f.v = stream(g.v, a.V);
-    f.r = stream(g.r, a.K), f.beta = stream(g.beta, 1), f.log_decay = stream(g.log_decay, a.decay == PER_CHANNEL ? a.K : 1);
-    return f;
-}
-
-// to[d][c] = x[c][d] for `rows` rows of x, a multiple of 16, and `columns` columns, a multiple of 16.
-void transpose(const float* x, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t to_ld) {
-    for (int64_t c = 0; c < rows; c += 16)
-        for (int64_t d = 0; d < columns; d += 16) transpose_block(x + c * ld + d, ld, to + d * to_ld + c, to_ld);
-}
-
-// W from dU, in place from the last write to the first, and beta W.
-void solve_back(Unit& u, Flow& f, float* strong) {
-    for (int i = C - 1; i >= 0; --i) {
-        vec along = {};
-        for (int64_t n = 0; n < u.Vp; n += W) {
-            vec x = load(f.dU + i * u.Vp + n);
-            if (u.erasing)
-                for (int j = i + 1; j < C; ++j) x -= u.scores[j * C + i] * load(strong + j * u.Vp + n);
-            store(strong + i * u.Vp + n, u.beta[i] * x);
-            if (u.written != u.v) along += x * load(u.before + i * u.Vp + n);
-        }
-        f.dbeta[i] = sum(along);
+    Flow(const Gradients& g, const Unit& u, const FlowBuffers& buffers) : FlowBuffers(buffers) {
+        const Call& a = u.call;
+        dS = arena.take(state_size(a)), dz = arena.take(u.Kp), dbonus = arena.take(u.Kp);
+        auto stream = [&](const Rows& x, int64_t n) { return Stream(x, u.batch, u.h, a.H, 0, n); };
+        out = stream(g.out, a.V), q = stream(g.q, a.K), k = stream(g.k, a.K), v = stream(g.v, a.V);
+        r = stream(g.r, a.K), beta = stream(g.beta, 1), log_decay = stream(g.log_decay, a.decay == PER_CHANNEL ? a.K : 1);
     }
-}
+    // Lets the gradients of writes [w, w + C) be asked for.
+    void ask(Ahead& ahead, int64_t w, int64_t end) const { ::ask(ahead, {&out, &q, &k, &v, &r, &log_decay}, w, end); }
+};
 
-// sum of S * dS, the part of every decay's gradient that the state itself carries.
-float overlap(const float* S, const float* dS, int64_t n) {
-    vec acc[4] = {};
-    for (int64_t i = 0; i < n; i += 4 * W)
-        for (int j = 0; j < 4; ++j) acc[j] += load(S + i + j * W) * load(dS + i + j * W);
-    return sum(acc[0] + acc[1] + (acc[2] + acc[3]));
+// Floats that these take from the arena: for a chunk of any head, and for a head.
+int64_t flow_size(const Call& a) { return C * padded(a.V) * 6 + 3 * C * C + (C * 8 + 1) * padded(a.K) + 2 * C; }
+int64_t head_size(const Call& a) { return state_size(a) + 2 * padded(a.K); }
+
+// W from dU, in place from the last write to the first, and beta W; every row that is known is taken from all rows before it.
+void solve_back(Unit& u, Flow& f, float* strong) {
+    vec along[C] = {};
+    for (int64_t n = 0; n < u.Vp; n += W) {
+        vec x[C];
+        for (int i = 0; i < C; ++i) x[i] = load(f.dU + i * u.Vp + n);
+#pragma GCC unroll 16
+        for (int i = C - 1; i >= 0; --i) {
+            vec known = u.beta[i] * x[i];
+            store(strong + i * u.Vp + n, known);
+            along[i] += x[i] * load(u.before + i * u.Vp + n);
+            if (!u.erasing) continue;
+#pragma GCC unroll 16
+            for (int j = 0; j < i; ++j) x[j] -= u.scores[i * C + j] * known;
+        }
+    }
+    reduce16(along, f.dbeta);
 }
 
 INLINE float dot(const float* x, const float* y, int64_t n) {
@@ -94,7 +94,7 @@ void decay_gradient(Unit& u, Flow& f, const float* entry, const float* exit, flo
         f.dlog[m] = read + written[m];
     }
     reduce16(sums, passed);
-    for (int m = 0; m < C; ++m) f.dlog[m] = u.log[m] < -87.3f ? 0 : f.dlog[m] + passed[m];
+    for (int m = 0; m < C; ++m) f.dlog[m] = u.log[m] < LEAST_LOG ? 0 : f.dlog[m] + passed[m];
 }
 
 // The same for one vector of channels at d, and before it the gradients of the rows themselves: what came through the state is
@@ -114,7 +114,9 @@ void channel_gradient(Unit& u, Flow& f, int64_t d) {
         dq[i] = read * load(f.drows + (q0 + i) * Kp + d);
         dr[i] = u.erasing ? -product * load(f.drows + i * Kp + d) : vec{};
     }
-    for (int64_t n = 0; n < W; ++n) carried[n] = product[n] * dot(u.S + (d + n) * u.Vp, f.dS + (d + n) * u.Vp, u.Vp);
+    carried = load(f.overlap + d);
+    if (u.call.normalize) carried += load(u.z + d) * load(f.dz + d);
+    carried *= product;
     product = splat(1);
     for (int j = C - 1; j >= 0; --j) {
         dk[j] = product * load(f.dk + j * Kp + d);
@@ -171,7 +173,7 @@ void channel_gradient(Unit& u, Flow& f, int64_t d) {
             }
         }
     for (int i = 0; i < C; ++i) {
-        store(f.dlog + i * Kp + d, load(u.channel + i * Kp + d) < splat(-87.3f) ? vec{} : dlog[i]);
+        store(f.dlog + i * Kp + d, load(u.channel + i * Kp + d) < splat(LEAST_LOG) ? vec{} : dlog[i]);
         if (!bonus) {  // the pair of a token with itself
             float own = f.dscores[(q0 + i) * C + i];
             dq[i] += own * k(i), dk[i] += own * q(i);
@@ -197,16 +199,47 @@ void bonus_gradient(Unit& u, Flow& f, const float* own) {
 // Gradients of the rows under one decay a token, from what came through the state and the weighted scores.
 void row_gradient(Unit& u, Flow& f, const float* sign_entry) {
     int64_t Kp = u.Kp;
-    float entry[C], exit[C];
-    for (int i = 0; i < C; ++i) {
-        int q = u.stacked - C + i;
-        entry[i] = sign_entry[q] * dot(u.rows + q * Kp, f.drows + q * Kp, Kp);
-        if (u.erasing) entry[i] += sign_entry[i] * dot(u.rows + i * Kp, f.drows + i * Kp, Kp);
-        exit[i] = u.leave[i] * dot(u.k + i * Kp, f.dk + i * Kp, Kp);
+    if (u.call.decay != NONE) {
+        alignas(64) float read[C], recalled[C] = {}, entry[C], exit[C];
+        const int64_t q = (u.stacked - C) * Kp;
+        dots16(u.rows + q, Kp, f.drows + q, Kp, Kp, read);
+        if (u.erasing) dots16(u.rows, Kp, f.drows, Kp, Kp, recalled);
+        dots16(u.k, Kp, f.dk, Kp, Kp, exit);
+        for (int i = 0; i < C; ++i) {
+            entry[i] = sign_entry[u.stacked - C + i] * read[i] - (u.erasing ? u.entry[i] * recalled[i] : 0);
+            exit[i] *= u.leave[i];
+        }
+        vec carried = {};
+        for (int64_t d = 0; d < Kp; d += W) carried += load(f.overlap + d);
+        decay_gradient(u, f, entry, exit, u.gain[0] * (sum(carried) + (u.call.normalize ? dot(u.z, f.dz, Kp) : 0)));
     }
-    if (u.call.decay != NONE) decay_gradient(u, f, entry, exit, u.gain[0] * overlap(u.S, f.dS, Kp * u.Vp));
     product<2>(f.dscores, C, 1, u.k, Kp, f.drows, Kp, u.stacked, Kp, C, u.ahead, sign_entry, 1);
     product<2>(f.dscores, 1, C, u.rows, Kp, f.dk, Kp, C, Kp, u.stacked, u.ahead, u.leave, 1);
+}
+
+// What flows back through total_i = G_i q_i . z + sum over j of A_ij, given the unweighted gradients of A and what came to q
+// and k through the state. The output is a sum over total, so the total's gradient is minus the sum times its own, over total.
+void add_up_back(Unit& u, Flow& f) {
+    alignas(64) float entered[C], scored[C];
+    dots16(u.q_rows, u.Kp, f.drows, u.Kp, u.Kp, entered);
+    dots16(u.q_scores, C, f.dscores, C, C, scored);
+    for (int i = 0; i < C; ++i) {
+        f.dtotal[i] = u.total[i] == 0 ? 0 : -(u.entry[i] * entered[i] + scored[i]) / u.total[i];
+        for (int n = i * C; n < i * C + C; n += W) store(f.dscores + n, load(f.dscores + n) + f.dtotal[i]);
+        for (int64_t d = 0; d < u.Kp; d += W) {
+            store(f.drows + i * u.Kp + d, load(f.drows + i * u.Kp + d) + f.dtotal[i] * load(u.z + d));
+            store(f.dk + i * u.Kp + d, load(f.dk + i * u.Kp + d) + load(f.dz + d));
+        }
+    }
+}
+
+// dz = Diag(G[C]) dz' + (G * Q)^T dtotal.
+void sum_back(Unit& u, Flow& f) {
+    for (int64_t d = 0; d < u.Kp; d += W) {
+        vec x = gain_at(u, d) * load(f.dz + d);
+        for (int i = 0; i < C; ++i) x += f.dtotal[i] * load(f.scaled + i * u.Kp + d);
+        store(f.dz + d, x);
+    }
 }
 
 void chunk_back(Unit& u, Flow& f) {
@@ -222,6 +255,12 @@ void chunk_back(Unit& u, Flow& f) {
     transpose(u.written, Vp, C, Vp, f.u_turned, C);
     // Scores: dL above dA, weighted by the decays.
     product<0>(f.ends, Vp, 1, f.u_turned, C, f.dscores, C, stacked, C, Vp, u.ahead);
+    // Rows: what came through the state.
+    product<0>(u.S, Vp, 1, f.ends_turned, stacked, f.turned, stacked, Kp, stacked, Vp, u.ahead);
+    transpose(f.turned, stacked, Kp, stacked, f.drows, Kp);
+    product<0>(f.dS, Vp, 1, f.u_turned, C, f.turned, C, Kp, C, Vp, u.ahead);
+    transpose(f.turned, C, Kp, C, f.dk, Kp);
+    if (u.call.normalize) add_up_back(u, f);
     alignas(64) float own[C];
     for (int i = 0; i < C; ++i) own[i] = f.dscores[(stacked - C + i) * C + i];
     for (int n = 0; n < C * C; n += W) {  // what passes from write j to read i: gradient times score, both of the triangle
@@ -236,13 +275,10 @@ void chunk_back(Unit& u, Flow& f) {
             vec x = load(f.dscores + i * C + n) * load(weights);
             store(f.dscores + i * C + n, keep(lower ? -x : x, (lower || before ? triangle.below : triangle.upto)[i % C] + n));
         }
-    // Rows: what came through the state, then what came through the scores.
+    // Rows: and what came through the scores.
     float sign_entry[2 * C];
     for (int i = 0; i < stacked; ++i) sign_entry[i] = u.erasing && i < C ? -u.entry[i] : u.entry[i % C];
-    product<0>(u.S, Vp, 1, f.ends_turned, stacked, f.turned, stacked, Kp, stacked, Vp, u.ahead);
-    transpose(f.turned, stacked, Kp, stacked, f.drows, Kp);
-    product<0>(f.dS, Vp, 1, f.u_turned, C, f.turned, C, Kp, C, Vp, u.ahead);
-    transpose(f.turned, C, Kp, C, f.dk, Kp);
+    for (int64_t d = 0; d < Kp && u.call.decay != NONE; d += 16) dots16(u.S + d * Vp, Vp, f.dS + d * Vp, Vp, Vp, f.overlap + d);
     if (u.call.decay == PER_CHANNEL)
         for (int64_t d = 0; d < Kp; d += W) channel_gradient(u, f, d);
     else
@@ -253,87 +289,113 @@ void chunk_back(Unit& u, Flow& f) {
         for (int64_t d = 0; d < Kp; d += W) store(f.scaled + i * Kp + d, sign_entry[i] * load(u.rows + i * Kp + d));
     product<2>(f.scaled, 1, Kp, f.ends, Vp, f.dS, Vp, Kp, Vp, stacked, u.ahead, u.gain,
                u.call.decay == PER_CHANNEL);
+    if (u.call.normalize) sum_back(u, f);
 }
 
-void pack_gradient(Unit& u, Flow& f, Place at, int writes) {
+void pack_gradient(Unit& u, Flow& f, const Tokens& at) {
     float* dO = f.ends + (u.stacked - C) * u.Vp;
-    for (int c = 0; c < C; ++c) {
-        bool read = c < writes && at.write == u.call.per_token - 1;
-        if (read)
-            read_row(dO + c * u.Vp, f.out, at.token, u.Vp);
+    pack_tokens(dO, f.out, at, u.call.per_token, u.Vp);
+    for (int i = 0; i < C; ++i)
+        for (int64_t n = i * u.Vp; n < (i + 1) * u.Vp; n += W) store(dO + n, factor(u, i) * load(dO + n));
+}
+
+void emit_gradient(Unit& u, Flow& f, int64_t w, int64_t writes, const float* dv) {
+    const int64_t per_token = u.call.per_token, n = u.call.decay == PER_CHANNEL ? u.Kp : 1;
+    Tokens reads = tokens(w, writes, per_token, per_token - 1), decays = tokens(w, writes, per_token, 0);
+    write_rows(f.q, reads.first, reads.count, f.drows + (u.stacked - C + reads.row) * u.Kp, per_token * u.Kp);
+    if (f.log_decay.base) write_rows(f.log_decay, decays.first, decays.count, f.dlog + decays.row * n, per_token * n);
+    if (f.r.base)
+        write_rows(f.r, w, writes, f.drows, u.Kp);
+    else if (u.erasing)  // r is k
+        for (int64_t i = 0; i < C * u.Kp; i += W) store(f.dk + i, load(f.dk + i) + load(f.drows + i));
+    write_rows(f.k, w, writes, f.dk, u.Kp);
+    write_rows(f.v, w, writes, dv, u.Vp);
+    if (f.beta.base) write_rows(f.beta, w, writes, f.dbeta, 1);
+}
+
+// Writes [w0, last) of a unit, whose chunks have buffers of their own; the state before them is in those of the first.
+void segment_back(Unit& u, Flow& f, const Buffers* chunks, int64_t w0, int64_t last, const Unit& next, int64_t next_w) {
+    const int64_t per_token = u.call.per_token;
+    int64_t writes[SEGMENT], count = 0;
+    for (int64_t w = w0; w < last; w += C, ++count) {
+        u.use(chunks[count]);
+        writes[count] = pack(u, w, last);
+        if (w + C < last)
+            ask_inputs(u.ahead, u, w + C, Stream());
         else
-            fill(dO + c * u.Vp, u.Vp, 0);
-        for (int64_t n = 0; n < u.Vp; n += W) store(dO + c * u.Vp + n, u.call.scale * load(dO + c * u.Vp + n));
-        at.advance(u.call.per_token);
+            f.ask(u.ahead, w, last);
+        resolve(u);
+        if (u.call.normalize) add_up(u);
+        if (w + C >= last) continue;
+        advance(u, chunks[count + 1].S);
+        if (u.call.normalize) advance_sum(u, chunks[count + 1].z);
     }
-}
-
-void emit_gradient(Unit& u, Flow& f, int64_t w, int writes, Place at, const float* dv) {
-    for (int c = 0; c < writes; ++c) {
-        if (at.write == u.call.per_token - 1) write_row(f.q, at.token, f.drows + (u.stacked - C + c) * u.Kp, 1);
-        if (f.r.base)
-            write_row(f.r, w + c, f.drows + c * u.Kp, 1);
-        else if (u.erasing)  // r is k
-            for (int64_t d = 0; d < u.Kp; d += W)
-                store(f.dk + c * u.Kp + d, load(f.dk + c * u.Kp + d) + load(f.drows + c * u.Kp + d));
-        write_row(f.k, w + c, f.dk + c * u.Kp, 1);
-        write_row(f.v, w + c, dv + c * u.Vp, 1);
-        if (f.beta.base) write_row(f.beta, w + c, f.dbeta + c, 1);
-        if (f.log_decay.base && at.write == 0) write_row(f.log_decay, at.token, f.dlog + c * (u.call.decay == PER_CHANNEL ? u.Kp : 1), 1);
-        at.advance(u.call.per_token);
-    }
-}
-
-struct Span {
-    int64_t w;
-    int writes;
-    Place at;
-};
-
-void segment_back(const Call& a, Unit* units, Flow& f, int64_t w0, int64_t last) {
-    Span spans[SEGMENT];
-    int chunks = 0;
-    for (int64_t w = w0; w < last; w += C, ++chunks) {
-        Unit& u = units[chunks];
-        Place at{w / a.per_token, w % a.per_token};
-        spans[chunks] = {w, 0, at};
-        spans[chunks].writes = pack(u, w, last, at);
-        ask_inputs(u, w + C, last, &u.values);
-        resolve_writes(u);
-        if (chunks + 1 == SEGMENT) continue;
-        copy(units[chunks + 1].S, u.S, u.Kp * u.Vp);
-        advance(u, units[chunks + 1].S);
-    }
-    for (int c = chunks - 1; c >= 0; --c) {
-        Unit& u = units[c];
-        pack_gradient(u, f, spans[c].at, spans[c].writes);
-        ask(u.ahead, {&f.out, &f.q, &f.k, &f.v, &f.r}, spans[c].w - C, c ? C : 0);
+    for (int64_t c = count - 1; c >= 0; --c) {
+        int64_t w = w0 + c * C;
+        u.use(chunks[c]);
+        pack_gradient(u, f, tokens(w, writes[c], per_token, per_token - 1));
+        if (c)
+            f.ask(u.ahead, w - C, w);
+        else
+            ask_inputs(u.ahead, next, next_w, Stream());
         chunk_back(u, f);
-        const float* dv = u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp;
-        emit_gradient(u, f, spans[c].w, spans[c].writes, spans[c].at, dv);
+        emit_gradient(u, f, w, writes[c], u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp);
     }
 }
 
-void run(const Call& a, const Gradients& g, int64_t index) {
-    arena.reserve(scratch(a) * SEGMENT + scratch(a, static_cast<Flow*>(nullptr)));
-    alignas(Unit) char room[SEGMENT * sizeof(Unit)];
-    Unit* units = reinterpret_cast<Unit*>(room);
-    for (int i = 0; i < SEGMENT; ++i) new (units + i) Unit(a, index);
-    Unit& u = units[0];
-    Flow f = flow(a, g, u);
-    fill(f.dS, u.Kp * u.Vp, 0);
-    fill(f.dbonus, u.Kp, 0);
+void enter_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
+    int64_t Vp = padded(a.V);
+    fill(f.dS, state_size(a), 0);
+    fill(f.dz, padded(a.K), 0);
+    fill(f.dbonus, padded(a.K), 0);
+    if (g.key_sum_out) copy(f.dz, g.key_sum_out + index * a.K, a.K);
     if (g.memory_out)
-        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, g.memory_out + (index * a.K + d) * a.V, a.V);
-    int64_t first = begin(u), last = end(u), step = SEGMENT * C, segments = (last - first + step - 1) / step;
-    for (int64_t s = segments - 1; s >= 0; --s) {
-        fill(u.S, u.Kp * u.Vp, 0);
-        for (int64_t d = 0; d < a.K; ++d) copy(u.S + d * u.Vp, saved(u, s) + d * a.V, a.V);
-        int64_t w0 = first + s * step;
-        segment_back(a, units, f, w0, w0 + step < last ? w0 + step : last);
-    }
+        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * Vp, g.memory_out + (index * a.K + d) * a.V, a.V);
+}
+
+void leave_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
+    if (g.key_sum_in) copy(g.key_sum_in + index * a.K, f.dz, a.K);
     if (g.bonus) copy(g.bonus + index * a.K, f.dbonus, a.K);
-    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * u.Vp, a.V);
+    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * padded(a.V), a.V);
+}
+
+// The state kept at the beginning of a segment: where it lies if it needs no padding, else in `room`; and its sum of keys.
+void restore(Buffers& first, const Unit& u, int64_t segment, float* room) {
+    const Call& a = u.call;
+    float* kept = saved(u, segment);
+    first.S = a.K == u.Kp && a.V == u.Vp ? kept : room;
+    if (a.normalize) fill(first.z, u.Kp, 0), copy(first.z, kept + a.K * a.V, a.K);
+    if (first.S == kept) return;
+    fill(room, state_size(a), 0);
+    for (int64_t d = 0; d < a.K; ++d) copy(room + d * u.Vp, kept + d * a.V, a.V);
+}
+
+void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
+    const int64_t chunk_size = scratch(a) + C * slice_width(a) + state_size(a) + sum_size(a), step = SEGMENT * C;
+    arena.reserve(SEGMENT * chunk_size + flow_size(a) + count * head_size(a));
+    Room<Buffers, SEGMENT> chunks;
+    for (int i = 0; i < SEGMENT; ++i) {
+        Buffers& chunk = *new (&chunks[i]) Buffers(a);
+        chunk.S = arena.take(state_size(a)), chunk.z = arena.take(sum_size(a)), chunk.before = arena.take(C * chunk.Vp);
+    }
+    float* room = chunks[0].S;
+    FlowBuffers buffers(chunks[0]);
+    Room<Unit, GROUP> units;
+    Room<Flow, GROUP> flows;
+    for (int64_t i = 0; i < count; ++i) {
+        new (&units[i]) Unit(a, index + i, chunks[0]);
+        enter_back(a, g, *new (&flows[i]) Flow(g, units[i], buffers), index + i);
+    }
+    int64_t first = begin(units[0]), last = end(units[0]), segments = (last - first + step - 1) / step;
+    for (int64_t s = segments - 1; s >= 0; --s)
+        for (int64_t i = 0; i < count; ++i) {
+            int64_t w = first + s * step;
+            bool around = i + 1 == count;
+            restore(chunks[0], units[i], s, room);
+            segment_back(units[i], flows[i], &chunks[0], w, w + step < last ? w + step : last, units[around ? 0 : i + 1],
+                         around ? w - step : w);
+        }
+    for (int64_t i = 0; i < count; ++i) leave_back(a, g, flows[i], index + i);
 }
 
 }  // namespace
@@ -341,5 +403,5 @@ void run(const Call& a, const Gradients& g, int64_t index) {
 #define NAME(isa) rebracket_backward_##isa
 #define EXPORT(isa) NAME(isa)
 extern "C" void EXPORT(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) run(*call, *gradients, i);
+    for (int64_t i = begin, count; i < end; i += count) run(*call, *gradients, i, count = together(*call, i, end));
 }

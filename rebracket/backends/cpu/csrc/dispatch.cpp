@@ -6,6 +6,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #define VISIBLE extern "C" __attribute__((visibility("default")))
 
@@ -111,6 +114,15 @@ void spread(StripWork work, int64_t units, Loop loop) {
 int64_t strips(const Convolution* call) { return call->blocks * ((call->D + STRIP - 1) / STRIP); }
 
 }  // namespace
+
+// Asks for large pages under new memory: a fault for every 4 KiB of a long output can take as long as computing it.
+VISIBLE void rebracket_large_pages(void* data, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    const int64_t page = 2 << 20;
+    int64_t from = (reinterpret_cast<int64_t>(data) + page - 1) / page * page, to = (reinterpret_cast<int64_t>(data) + bytes) / page * page;
+    if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+}
 
 // The name of instruction set `i`, best first, of those this machine runs; null after the last.
 VISIBLE const char* rebracket_isa(int64_t i) {

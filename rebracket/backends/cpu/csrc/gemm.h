@@ -4,17 +4,9 @@
 
 namespace {
 
-// A tile of R rows and N vectors. A is read at a[r * row + d * step], B at b[d * ldb].
-// START: 0 from zero, 1 from C, 2 from gain[r * gain_step] * C.
-template <int R, int N, int START>
-INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, float* c, int64_t ldc, int depth,
-                 const float* gain, int gain_step) {
-    vec acc[R][N];
-    for (int r = 0; r < R; ++r)
-        for (int n = 0; n < N; ++n) {
-            acc[r][n] = START == 0 ? vec{} : load(c + r * ldc + n * W);
-            if (START == 2) acc[r][n] *= gain[r * gain_step];
-        }
+// A tile of R rows and N vectors: acc += A B over `depth`; A is read at a[r * row + d * step], B at b[d * ldb].
+template <int R, int N>
+INLINE void accumulate(vec (&acc)[R][N], const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, int depth) {
     for (int d = 0; d < depth; ++d) {
         vec bv[N];
         for (int n = 0; n < N; ++n) bv[n] = load(b + d * ldb + n * W);
@@ -23,8 +15,26 @@ INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int6
             for (int n = 0; n < N; ++n) acc[r][n] += x * bv[n];
         }
     }
+}
+
+template <int R, int N>
+INLINE void put(const vec (&acc)[R][N], float* c, int64_t ldc) {
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < N; ++n) store(c + r * ldc + n * W, acc[r][n]);
+}
+
+// START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows stand as those of C.
+template <int R, int N, int START>
+INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from, float* c, int64_t ldc,
+                 int depth, const float* gain, int gain_step) {
+    vec acc[R][N];
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n) {
+            acc[r][n] = START == 0 ? vec{} : load(from + r * ldc + n * W);
+            if (START == 2) acc[r][n] *= gain[r * gain_step];
+        }
+    accumulate(acc, a, row, step, b, ldb, depth);
+    put(acc, c, ldc);
 }
 
 #if WIDTH == 16
@@ -35,7 +45,8 @@ constexpr int TILE_R = 4, TILE_N = 2;
 constexpr int TILE_R = 4, TILE_N = 2;
 #endif
 
-// Cache lines of the next chunk, asked for a few at a time between tiles: all at once they would stall.
+// Cache lines of the next chunk, asked for a few at a time between tiles: all at once they would stall. They go to the second
+// level, since the first is full of this chunk.
 struct Ahead {
     static constexpr int STREAMS = 6, LINES = 12;
     const char* row[STREAMS];
@@ -46,7 +57,7 @@ struct Ahead {
     INLINE void begin(int count) { stream = at = 0, line = 0, rows = streams ? count : 0; }
     INLINE void some() {
         for (int i = 0; i < LINES && at < rows; ++i) {
-            __builtin_prefetch(row[stream] + at * step[stream] + line, 0, 3);
+            __builtin_prefetch(row[stream] + at * step[stream] + line, 0, 2);
             if ((line += 64) < bytes[stream]) continue;
             line = 0;
             if (++at == rows && ++stream < streams) at = 0;
@@ -54,24 +65,31 @@ struct Ahead {
     }
 };
 
-// M a multiple of TILE_R, N a multiple of W.
+// C = gain * from + A B; M a multiple of TILE_R, N a multiple of W.
 template <int START>
-__attribute__((noinline)) void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, float* c, int64_t ldc, int M, int N,
-             int depth, Ahead& ahead, const float* gain = nullptr, int gain_step = 0) {
+__attribute__((noinline)) void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from,
+                                       float* c, int64_t ldc, int M, int N, int depth, Ahead& ahead, const float* gain = nullptr,
+                                       int gain_step = 0) {
     int n = 0;
     for (; n + TILE_N * W <= N; n += TILE_N * W)
         for (int m = 0; m < M; m += TILE_R) {
             ahead.some();
-            tile<TILE_R, TILE_N, START>(a + m * row, row, step, b + n, ldb, c + m * ldc + n, ldc, depth,
+            tile<TILE_R, TILE_N, START>(a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth,
                                         gain + m * gain_step, gain_step);
         }
     for (; n < N; n += W)
         for (int m = 0; m < M; m += TILE_R)
-            tile<TILE_R, 1, START>(a + m * row, row, step, b + n, ldb, c + m * ldc + n, ldc, depth, gain + m * gain_step,
-                                   gain_step);
+            tile<TILE_R, 1, START>(a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth,
+                                   gain + m * gain_step, gain_step);
 }
 
-// to[d][c] = x[c][d] for 16 rows of x and `rows` columns, a multiple of 16.
+// The same in place.
+template <int START>
+INLINE void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, float* c, int64_t ldc, int M, int N,
+                    int depth, Ahead& ahead, const float* gain = nullptr, int gain_step = 0) {
+    product<START>(a, row, step, b, ldb, c, c, ldc, M, N, depth, ahead, gain, gain_step);
+}
+
 #if WIDTH == 16
 INLINE vec low(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29); }
 INLINE vec high(vec a, vec b) { return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31); }
@@ -104,9 +122,10 @@ INLINE void transpose_block(const float* x, int64_t ld, float* to, int64_t to_ld
 }
 #endif
 
-// 16 rows of x as `rows` rows of 16, rows a multiple of 16.
-__attribute__((noinline)) void transpose16(const float* x, int64_t ld, float* to, int64_t rows) {
-    for (int64_t d = 0; d < rows; d += 16) transpose_block(x + d, ld, to + d * 16, 16);
+// to[d][c] = x[c][d] for `rows` rows of x and `columns` columns, both multiples of 16.
+__attribute__((noinline)) void transpose(const float* x, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t to_ld) {
+    for (int64_t c = 0; c < rows; c += 16)
+        for (int64_t d = 0; d < columns; d += 16) transpose_block(x + c * ld + d, ld, to + d * to_ld + c, to_ld);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ struct Call {
     const float* key_sum_in;                // [N,H,K]
     float* memory_out;
     float* key_sum_out;
-    float* entries;                // states kept for the backward pass [segments,H,K,V], or null
+    float* entries;                // states kept for the backward pass [segments,H], each [K,V], then [K] if normalize; or null
     const int64_t* first_segment;  // [N], of every sequence
     int32_t* wrong;                // set to 1 when a log-decay is positive or NaN
 };
@@ -39,8 +39,8 @@ struct Call {
 // Gradients: `out` and the final state in, everything else out; one row a head of v, also for q, k and r.
 struct Gradients {
     Rows out, q, k, v, r, beta, log_decay;
-    const float* memory_out;  // or null for zeros
-    float* memory_in;
+    const float *memory_out, *key_sum_out;  // or null for zeros
+    float *memory_in, *key_sum_in;
     float* bonus;  // [N,H,K] or null
 };
 }

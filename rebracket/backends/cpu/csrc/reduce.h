@@ -21,4 +21,12 @@ INLINE void reduce16(const vec acc[16], float* to) {
 #endif
 }
 
+// to[i] = x_i . y_i for 16 rows of each, n entries, a multiple of W.
+INLINE void dots16(const float* x, int64_t ldx, const float* y, int64_t ldy, int64_t n, float* to) {
+    vec acc[16] = {};
+    for (int64_t d = 0; d < n; d += W)
+        for (int i = 0; i < 16; ++i) acc[i] += load(x + i * ldx + d) * load(y + i * ldy + d);
+    reduce16(acc, to);
+}
+
 }  // namespace

@@ -77,31 +77,34 @@ INLINE void fill(float* to, int64_t n, float x) {
     for (int64_t i = 0; i < n; ++i) to[i] = x;
 }
 
-// Row t as floats, zeros up to `pad`.
-INLINE void read_row(float* to, const Stream& x, int64_t t, int64_t pad) {
-    const void* row = x.at(t);
-    const uint16_t* half = static_cast<const uint16_t*>(row);
-    if (x.dtype == FLOAT32)
-        copy(to, static_cast<const float*>(row), x.n);
-    else if (x.dtype == BFLOAT16)
-        for (int64_t i = 0; i < x.n; ++i) to[i] = from_bfloat16(half[i]);
-    else
-        for (int64_t i = 0; i < x.n; ++i) to[i] = from_float16(half[i]);
-    fill(to + x.n, pad - x.n, 0);
+// Rows t, t + 1, ... as floats, `ld` apart, each with zeros up to `pad`.
+void read_rows(float* to, int64_t ld, const Stream& x, int64_t t, int64_t count, int64_t pad) {
+    for (int64_t c = 0; c < count; ++c, to += ld) {
+        const void* row = x.at(t + c);
+        const uint16_t* half = static_cast<const uint16_t*>(row);
+        if (x.dtype == FLOAT32)
+            copy(to, static_cast<const float*>(row), x.n);
+        else if (x.dtype == BFLOAT16)
+            for (int64_t i = 0; i < x.n; ++i) to[i] = from_bfloat16(half[i]);
+        else
+            for (int64_t i = 0; i < x.n; ++i) to[i] = from_float16(half[i]);
+        fill(to + x.n, pad - x.n, 0);
+    }
 }
 
-// scale * from as row t.
-INLINE void write_row(const Stream& x, int64_t t, const float* from, float scale) {
-    int64_t i = 0;
-    float* to = reinterpret_cast<float*>(x.at(t));
-    uint16_t* half = reinterpret_cast<uint16_t*>(to);
-    if (x.dtype == FLOAT32) {
-        for (; i + W <= x.n; i += W) store(to + i, scale * load(from + i));
-        for (; i < x.n; ++i) to[i] = scale * from[i];
-    } else if (x.dtype == BFLOAT16) {
-        for (; i < x.n; ++i) half[i] = to_bfloat16(scale * from[i]);
-    } else {
-        for (; i < x.n; ++i) half[i] = to_float16(scale * from[i]);
+INLINE void read_row(float* to, const Stream& x, int64_t t, int64_t pad) { read_rows(to, 0, x, t, 1, pad); }
+
+// Packed rows `ld` apart as rows t, t + 1, ...
+void write_rows(const Stream& x, int64_t t, int64_t count, const float* from, int64_t ld) {
+    for (int64_t c = 0; c < count; ++c, from += ld) {
+        float* to = reinterpret_cast<float*>(x.at(t + c));
+        uint16_t* half = reinterpret_cast<uint16_t*>(to);
+        if (x.dtype == FLOAT32)
+            copy(to, from, x.n);
+        else if (x.dtype == BFLOAT16)
+            for (int64_t i = 0; i < x.n; ++i) half[i] = to_bfloat16(from[i]);
+        else
+            for (int64_t i = 0; i < x.n; ++i) half[i] = to_float16(from[i]);
     }
 }
 

@@ -112,7 +112,8 @@ void run(const Call& call, int64_t index) {
     for (; v < call.V; ++v) column(t, from, to, v, own);
     float total = call.normalize ? count(t, own) : 0;
     float scale = !call.normalize ? call.scale : total == 0 ? 0 : 1 / total;
-    write_row(Stream(call.out, index / call.H, index % call.H, call.H, 0, call.V), 0, t.read, scale);
+    for (int64_t n = 0; n < t.Vp; n += W) store(t.read + n, scale * load(t.read + n));
+    write_rows(Stream(call.out, index / call.H, index % call.H, call.H, 0, call.V), 0, 1, t.read, 0);
 }
 
 }  // namespace
