@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rebracket.backends.cpu.calls import contiguous_rows, known, pointer
-from rebracket.backends.cpu.library import DTYPES, load
+from rebracket.backends.cpu.library import DTYPES, empty, load
 from rebracket.backends.cpu.library import Convolution as Structure
 from rebracket.ops.convolution import Convolution
 
@@ -52,7 +52,7 @@ def describe(call: Convolution, first: Tensor | None, y: Tensor | None, tail: Te
 
 def blank(call: Convolution) -> Tensor:
     """Memory for a result over all tokens, zero beyond the last sequence."""
-    x = torch.empty_like(call.x, memory_format=torch.contiguous_format)
+    x = empty(*call.x.shape, dtype=call.x.dtype)
     if call.cu_seqlens is not None:
         x[:, int(call.cu_seqlens[-1]) :].zero_()
     return x

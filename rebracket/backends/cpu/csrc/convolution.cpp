@@ -176,7 +176,7 @@ INLINE void forward_rows(Strip& s, const Stream& y, float* out, int64_t t) {
         convolve<R, Silu>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
     else
         convolve<R, Plain>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
-    for (int r = 0; r < R; ++r) write_row(y, t + r, out + r * s.pitch, 1);
+    write_rows(y, t, R, out, s.pitch);
     shift(s, s.seen, R);
 }
 
@@ -228,9 +228,9 @@ void Back::write(int64_t token, float* de) {
         for (int64_t c = 0; c < s.pitch; c += W) store(de + c, load(de + c) + load(extra + c));
     }
     if (token >= 0)
-        write_row(dx, token, de, 1);
+        write_rows(dx, token, 1, de, 0);
     else if (dtail.base)
-        write_row(dtail, s.before + token, de, 1);
+        write_rows(dtail, s.before + token, 1, de, 0);
 }
 
 template <int R>
