@@ -44,7 +44,8 @@ class ShortConvolution(nn.Module):
             raise ValueError(f"channels and width must be at least 1, got {channels} and {width}")
         if activation not in ("silu", None):
             raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
-        self.channels, self.width, self.activation = channels, width, activation
+        self.channels, self.width = channels, width
+        self.activation: Activation = activation
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()

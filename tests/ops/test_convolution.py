@@ -61,8 +61,8 @@ def test_half_precision_is_one_rounding_of_float32(dtype: torch.dtype, backend: 
         row, past = (x, tail) if bounds is None else (x[:1], tail)
         for activation in ("silu", None):
             out, last = short_convolution(row, weight, bias, past, bounds, activation=activation, backend=backend)
-            wide = (y.float() for y in (row, weight, bias, past))
-            exact, _ = short_convolution(*wide, bounds, activation=activation, backend=backend)
+            x32, w32, b32, t32 = (y.float() for y in (row, weight, bias, past))
+            exact, _ = short_convolution(x32, w32, b32, t32, bounds, activation=activation, backend=backend)
             assert out.dtype == last.dtype == dtype
             assert torch.equal(out, exact.to(dtype))
 

@@ -106,8 +106,10 @@ class Kernels(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *backward(Convolution(*ctx.saved_tensors, ctx.activation), *grads), None, None
+    def backward(ctx: Any, grad_y: Tensor | None, grad_tail: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, bias, tail, cu_seqlens = ctx.saved_tensors
+        call = Convolution(x, weight, bias, tail, cu_seqlens, ctx.activation)
+        return *backward(call, grad_y, grad_tail), None, None
 
 
 def needs_gradient(call: Convolution) -> bool:
