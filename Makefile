@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint
 # torch's own threads would fight with the test workers for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
-.PHONY: help demo test lint docs constraints clean
+.PHONY: help demo test lint docs sanitize constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test         run every test and every docstring example"
 	@echo "make lint         ruff and pyright"
 	@echo "make docs         build the documentation into docs/_build/html"
+	@echo "make sanitize     run the CPU kernels under the compiler's sanitizers"
 	@echo "make constraints  resolve every dependency anew and pin it"
 	@echo "make clean        remove .venv and what was built; runs/ stays"
 
@@ -54,6 +55,9 @@ docs: .venv/installed-docs
 .venv/installed-docs: .venv/installed
 	@$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
+
+sanitize: .venv/installed
+	.ci/sanitize $(BIN)
 
 constraints:
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints

@@ -260,6 +260,37 @@ def test_sanitizers_reach_every_compilation_and_the_link(project: Path):
     assert [word for words in plain for word in words if "sanitize" in word] == []
 
 
+PLANTED = """
+#include "tiny.h"
+#include <cstdlib>
+extern "C" int NAMED(ISA)() {
+    volatile int* row = static_cast<int*>(std::malloc(4 * sizeof(int)));
+    for (int i = 0; i < 4; ++i) row[i] = i;
+    int found = row[PLACE];
+    std::free(const_cast<int*>(row));
+    return found;
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(("place", "reported"), [("3", False), ("4", True)])
+def test_a_planted_read_beyond_the_end_is_reported(project: Path, place: str, reported: bool):
+    finder = [str(COMPILER), "-print-file-name=libasan.so"]
+    runtime = subprocess.run(finder, capture_output=True, text=True, check=False).stdout.strip()
+    if not Path(runtime).is_absolute():
+        pytest.skip("the compiler has no sanitizers")
+    (project / CPU / "csrc/kernel.cpp").write_text(PLANTED.replace("PLACE", place))
+    extensions(project, {"REBRACKET_SANITIZE": "address,undefined"})
+    code = f"import ctypes; ctypes.CDLL('lib/{LIBRARY}').rebracket_width(0)"
+    environment = os.environ | {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode != 0) == reported, done.stderr
+    assert ("kernel.cpp:7" in done.stderr) == reported
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the package's own kernels were built, in haste."""

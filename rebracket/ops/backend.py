@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
 
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.repetition import Repeat, Tensors
 from rebracket.ops.state import Output
 
+if TYPE_CHECKING:
+    from rebracket.ops.convolution import Convolution
+
 
 class Backend(ABC):
-    """Computes the canonical recurrence, or says why it does not."""
+    """Computes the canonical recurrence and the short convolution, or says why it does not."""
 
     name: ClassVar[str]
     rank: ClassVar[int]
@@ -35,27 +41,47 @@ class Backend(ABC):
         """A shorter way for later steps that differ from this one only in the numbers in `tensors`, or None."""
         return None
 
+    @abstractmethod
+    def convolution_refusal(self, call: Convolution) -> str | None:
+        """Why this short convolution is not covered, or None."""
+
+    @abstractmethod
+    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        """y [B,T,D] and the next tail [N,W-1,D] of a short convolution."""
+
 
 INSTALLED: dict[str, Backend] = {}
 """The backends by name, the best first; `rebracket.backends` fills it with one entry per folder."""
+Refusal = Callable[[Backend], str | None]
+"""Why a backend does not cover the call in question, or None."""
 
 
 def choose(call: Recurrence, backend: str, chunk: int | None = None) -> Backend:
     """The backend to run; an explicit one is obeyed or refused."""
+    return first(backend, lambda candidate: candidate.refusal(call, chunk))
+
+
+def choose_for_convolution(call: Convolution, backend: str) -> Backend:
+    """The backend to run a short convolution; an explicit one is obeyed or refused."""
+    return first(backend, lambda candidate: candidate.convolution_refusal(call))
+
+
+def first(backend: str, refusal: Refusal) -> Backend:
+    """The backend that was asked for, or the best that does not refuse."""
     if backend != "auto":
-        return explicit(call, backend, chunk)
+        return explicit(backend, refusal)
     for candidate in INSTALLED.values():
-        if candidate.refusal(call, chunk) is None:
+        if refusal(candidate) is None:
             return candidate
-    raise ValueError("no backend covers this call: " + "; ".join(refusals(call, tuple(INSTALLED), chunk)))
+    raise ValueError("no backend covers this call: " + "; ".join(refusals(tuple(INSTALLED), refusal)))
 
 
-def explicit(call: Recurrence, name: str, chunk: int | None) -> Backend:
+def explicit(name: str, refusal: Refusal) -> Backend:
     if name not in INSTALLED:
         raise ValueError(f"backend must be auto or one of {', '.join(INSTALLED)}, got {name!r}")
-    refusal = INSTALLED[name].refusal(call, chunk)
-    if refusal is not None:
-        raise ValueError(f"backend {name!r} does not cover this call: {refusal}")
+    reason = refusal(INSTALLED[name])
+    if reason is not None:
+        raise ValueError(f"backend {name!r} does not cover this call: {reason}")
     return INSTALLED[name]
 
 
@@ -65,9 +91,9 @@ def reasons(call: Recurrence, backend: str, chosen: Backend, chunk: int | None) 
         return (f"backend {backend!r}: asked for",)
     better = tuple(name for name, other in INSTALLED.items() if other.rank > chosen.rank)
     return *refusals(
-        call, better, chunk
+        better, lambda candidate: candidate.refusal(call, chunk)
     ), f"backend {chosen.name!r}: the best of {', '.join(INSTALLED)} that covers this call"
 
 
-def refusals(call: Recurrence, among: tuple[str, ...], chunk: int | None) -> list[str]:
-    return [f"not {name!r}: {INSTALLED[name].refusal(call, chunk)}" for name in among]
+def refusals(among: tuple[str, ...], refusal: Refusal) -> list[str]:
+    return [f"not {name!r}: {refusal(INSTALLED[name])}" for name in among]

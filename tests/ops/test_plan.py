@@ -4,10 +4,12 @@ from typing import Any, ClassVar, final
 
 import pytest
 import torch
+from torch import Tensor
 
 import rebracket as rb
 from rebracket.backends.reference.backend import BACKEND as REFERENCE
 from rebracket.ops.backend import INSTALLED, Backend
+from rebracket.ops.convolution import Convolution
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output
 
@@ -37,6 +39,12 @@ class Recorder(Backend):
     def step(self, call: Recurrence, inplace: bool) -> Output:
         self.steps += 1
         return REFERENCE.step(call, inplace)
+
+    def convolution_refusal(self, call: Convolution) -> str | None:
+        return self.refuses
+
+    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        return REFERENCE.convolve(call)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **backends: Backend) -> None:

@@ -4,9 +4,11 @@ from typing import ClassVar, final
 
 import pytest
 import torch
+from torch import Tensor
 
 from rebracket.backends.reference.backend import BACKEND
 from rebracket.ops.backend import INSTALLED, Backend
+from rebracket.ops.convolution import Convolution
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output
 from rebracket.testing import agreement, gates, gradients, guarantees, keys
@@ -32,6 +34,12 @@ class Planted(Backend):
 
     def step(self, call: Recurrence, inplace: bool) -> Output:
         return BACKEND.step(call, inplace)
+
+    def convolution_refusal(self, call: Convolution) -> str | None:
+        return None
+
+    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        return BACKEND.convolve(call)
 
 
 @pytest.fixture

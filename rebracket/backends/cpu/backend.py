@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from rebracket.backends.cpu import calls, library, operators
+from rebracket.backends.cpu import calls, convolution, convolution_operators, library, operators
 from rebracket.backends.cpu.autograd import Kernels
 from rebracket.backends.cpu.calls import Terms
 from rebracket.backends.cpu.library import DTYPES
 from rebracket.backends.cpu.repeated import repeated
 from rebracket.ops.backend import Backend
+from rebracket.ops.convolution import Convolution
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.repetition import Repeat, Tensors
 from rebracket.ops.state import Output, State
@@ -34,13 +35,7 @@ class Cpu(Backend):
             return f"it computes in float32, and q is {call.q.dtype}"
         if chunk not in (None, self.chunk):
             return f"its chunks are {self.chunk} writes, and {chunk} tokens were asked for"
-        if has_tangent(call):
-            return "it has no forward-mode derivative"
-        if library.PATH is None:
-            if not torch.compiler.is_compiling():
-                library.say_missing()
-            return "its kernels were not built, because no C++ compiler was there at installation"
-        return None
+        return no_tangent(*present(call)) or missing()
 
     def run(self, call: Recurrence, chunk: int) -> Output:
         out, memory, key_sum = attend(described(call), needs_gradient(call))
@@ -62,6 +57,20 @@ class Cpu(Backend):
             return None
         return repeated(described(call), inplace, tensors)
 
+    def convolution_refusal(self, call: Convolution) -> str | None:
+        if call.x.device.type != "cpu":
+            return f"it runs on the CPU, and x is on {call.x.device}"
+        if call.x.dtype not in DTYPES:
+            return f"it computes in float32, and x is {call.x.dtype}"
+        return no_tangent(*(x for x in (call.x, call.weight, call.bias, call.tail) if x is not None)) or missing()
+
+    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return convolution_operators.forward(*vars(call).values())
+        if convolution.needs_gradient(call):
+            return convolution.Kernels.apply(*vars(call).values())
+        return convolution.forward(call)
+
 
 def writable(state: State) -> bool:
     """Whether the kernels can write a state where it lies."""
@@ -73,6 +82,22 @@ def blank(call: Recurrence) -> State:
     sizes = call.sizes
     memory = torch.empty(call.sequences, sizes.H, sizes.K, sizes.V)
     return State(memory, torch.empty(call.sequences, sizes.H, sizes.K) if call.normalize else None)
+
+
+def no_tangent(*tensors: Tensor) -> str | None:
+    """Why tensors with a forward-mode derivative are not covered, or None."""
+    if torch.compiler.is_compiling() or all(forward_ad.unpack_dual(x).tangent is None for x in tensors):
+        return None
+    return "it has no forward-mode derivative"
+
+
+def missing() -> str | None:
+    """Why nothing can run here at all, or None."""
+    if library.PATH is not None:
+        return None
+    if not torch.compiler.is_compiling():
+        library.say_missing()
+    return "its kernels were not built, because no C++ compiler was there at installation"
 
 
 def attend(terms: Terms, keep: bool) -> tuple[Tensor, ...]:
@@ -94,13 +119,6 @@ def described(call: Recurrence) -> Terms:
 def needs_gradient(call: Recurrence) -> bool:
     """Whether any tensor of the call takes part in autograd."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in present(call))
-
-
-def has_tangent(call: Recurrence) -> bool:
-    """Whether any tensor of the call carries a forward-mode derivative."""
-    if torch.compiler.is_compiling():
-        return False
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in present(call))
 
 
 def present(call: Recurrence) -> list[Tensor]:

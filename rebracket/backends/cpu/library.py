@@ -14,8 +14,19 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
-PATH = next((path for end in (".so", ".dylib", ".dll") if (path := FOLDER / f"kernels{end}").exists()), None)
-"""The built library, or None."""
+ELSEWHERE = "REBRACKET_KERNELS"
+
+
+def found() -> Path | None:
+    """The built library, which is beside this file or where REBRACKET_KERNELS says, or None."""
+    if elsewhere := os.environ.get(ELSEWHERE):
+        if not Path(elsewhere).exists():
+            raise FileNotFoundError(f"{ELSEWHERE} must be the path of a built library, got {elsewhere!r}")
+        return Path(elsewhere)
+    return next((path for end in (".so", ".dylib", ".dll") if (path := FOLDER / f"kernels{end}").exists()), None)
+
+
+PATH = found()
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 VARIABLE = "REBRACKET_ISA"
 LARGE = 4 << 20
@@ -61,6 +72,25 @@ class Gradients(ctypes.Structure):
 
 
 @final
+class Convolution(ctypes.Structure):
+    """One call of the short convolution; the last line is for its backward pass alone."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("T", "D", "N", "width", "block", "blocks")),
+        *((name, ctypes.c_int32) for name in ("silu", "dtype", "weight_dtype", "bias_dtype")),
+        ("x", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("x_row", "x_token")),
+        *((name, ctypes.c_void_p) for name in ("y", "tail", "tail_out", "weight", "bias", "offsets", "first_block")),
+        ("grad_y", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("grad_y_row", "grad_y_token")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("grad_tail_out", "grad_x", "grad_tail", "sums", "grad_weight", "grad_bias")
+        ),
+    )
+
+
+@final
 @dataclass(frozen=True)
 class Library:
     """The loaded kernels of one instruction set."""
@@ -78,6 +108,12 @@ class Library:
 
     def step(self, call: Call | ctypes.Array[ctypes.c_int64]) -> None:
         self.entry.rebracket_step(self.kernels, ctypes.byref(call), self.loop)
+
+    def convolve(self, call: Convolution) -> None:
+        self.entry.rebracket_convolution_forward(self.kernels, ctypes.byref(call), self.loop)
+
+    def convolve_back(self, call: Convolution) -> None:
+        self.entry.rebracket_convolution_backward(self.kernels, ctypes.byref(call), self.loop)
 
 
 @functools.cache
@@ -115,6 +151,8 @@ def opened() -> ctypes.CDLL:
     one = [ctypes.c_void_p, ctypes.c_void_p]
     entry.rebracket_forward.argtypes = entry.rebracket_step.argtypes = [*one, ctypes.c_void_p]
     entry.rebracket_backward.argtypes = [*one, ctypes.c_void_p, ctypes.c_void_p]
+    for name in ("forward", "backward"):
+        getattr(entry, f"rebracket_convolution_{name}").argtypes = [*one, ctypes.c_void_p]
     return entry
 
 

@@ -3,9 +3,11 @@
 from typing import ClassVar, final
 
 import torch
+from torch import Tensor
 
-from rebracket.backends.reference import chunked, definition, opaque
+from rebracket.backends.reference import chunked, convolution, definition, opaque
 from rebracket.ops.backend import Backend
+from rebracket.ops.convolution import Convolution
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output
 from rebracket.ops.validate import check_decay_values
@@ -33,6 +35,12 @@ class Reference(Backend):
         with torch.autocast(call.q.device.type, enabled=False):
             out, state = definition.run(call)
         return Output(out, call.state.overwrite(state) if inplace and call.state is not None else state)
+
+    def convolution_refusal(self, call: Convolution) -> str | None:
+        return None
+
+    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        return convolution.run(call)
 
 
 def check_values(call: Recurrence) -> None:

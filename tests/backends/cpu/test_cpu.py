@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +73,14 @@ def test_laws_hold_on_every_other_instruction_set(isa: str, law: str, monkeypatc
 def test_an_unknown_instruction_set_is_refused():
     with pytest.raises(ValueError, match="REBRACKET_ISA must be one of"):
         library.with_isa("mmx")
+
+
+def test_kernels_elsewhere_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("REBRACKET_KERNELS", str(tmp_path / "none.so"))
+    with pytest.raises(FileNotFoundError, match="REBRACKET_KERNELS must be the path of a built library, got"):
+        library.found()
+    (tmp_path / "none.so").touch()
+    assert library.found() == tmp_path / "none.so"
 
 
 def test_any_number_of_threads_gives_the_same_bits(threads: Callable[[int], None]):

@@ -100,7 +100,8 @@ void chunk_back(Unit& u, Flow& f) {
             bool lower = u.erasing && i < C, before = u.call.bonus;
             const float* weights = u.weights + (before && i ? i - 1 : i % C) * C + n;
             vec x = load(f.dscores + i * C + n) * load(weights);
-            store(f.dscores + i * C + n, keep(lower ? -x : x, (lower || before ? triangle.below : triangle.upto)[i % C] + n));
+            const int32_t* mask = (lower || before ? triangle.below : triangle.upto)[0] + i % C * C + n;
+            store(f.dscores + i * C + n, keep(lower ? -x : x, mask));
         }
     // Rows: and what came through the scores.
     float sign_entry[2 * C];

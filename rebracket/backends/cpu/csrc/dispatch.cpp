@@ -1,5 +1,6 @@
 // The library's doors: which instruction sets this machine runs, and each kernel over all units on torch's threads.
 #include <cstring>
+#include "convolution.h"
 #include "recurrence.h"
 
 #if defined(__x86_64__)
@@ -13,6 +14,7 @@
 
 using Kernel = void (*)(const Call*, int64_t, int64_t);
 using BackKernel = void (*)(const Call*, const Gradients*, int64_t, int64_t);
+using StripKernel = void (*)(const Convolution*, int64_t, int64_t);
 // torch's own loop over its threads: torch_parallel_for of its stable C interface.
 using Loop = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* with);
 
@@ -23,7 +25,10 @@ using Loop = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*body)
 #define DECLARE(isa)                                                        \
     extern "C" void rebracket_forward_##isa(const Call*, int64_t, int64_t); \
     extern "C" void rebracket_step_##isa(const Call*, int64_t, int64_t);    \
-    extern "C" void rebracket_backward_##isa(const Call*, const Gradients*, int64_t, int64_t);
+    extern "C" void rebracket_backward_##isa(const Call*, const Gradients*, int64_t, int64_t); \
+    extern "C" void rebracket_convolution_forward_##isa(const Convolution*, int64_t, int64_t);  \
+    extern "C" void rebracket_convolution_backward_##isa(const Convolution*, int64_t, int64_t); \
+    extern "C" void rebracket_convolution_finish_##isa(const Convolution*, int64_t, int64_t);
 ISAS(DECLARE)
 
 namespace {
@@ -33,6 +38,7 @@ struct Set {
     bool runs;
     Kernel forward, step;
     BackKernel backward;
+    StripKernel convolve, convolve_back, convolve_finish;
 };
 
 // What this machine and its system allow, as the processor tells it.
@@ -52,7 +58,15 @@ struct Cpu {
 };
 const Cpu cpu;
 
-#define SET(isa) {#isa, cpu.isa, rebracket_forward_##isa, rebracket_step_##isa, rebracket_backward_##isa},
+#define SET(isa)                                                                                \
+    {#isa,                                                                                      \
+     cpu.isa,                                                                                   \
+     rebracket_forward_##isa,                                                                   \
+     rebracket_step_##isa,                                                                      \
+     rebracket_backward_##isa,                                                                  \
+     rebracket_convolution_forward_##isa,                                                       \
+     rebracket_convolution_backward_##isa,                                                      \
+     rebracket_convolution_finish_##isa},
 const Set sets[] = {ISAS(SET)};
 
 struct Work {
@@ -76,6 +90,28 @@ void spread(Work work, int64_t units, int64_t grain, Loop loop) {
     else
         body(0, units, &work);
 }
+
+struct StripWork {
+    const Convolution* call;
+    StripKernel kernel;
+};
+
+void strip_body(int64_t begin, int64_t end, void* with) {
+    const StripWork& work = *static_cast<StripWork*>(with);
+    work.kernel(work.call, begin, end);
+}
+
+// A unit may be one token: a thread takes at least as many as fill 64 KiB.
+void spread(StripWork work, int64_t units, Loop loop) {
+    int64_t tokens = work.call->T < work.call->block ? work.call->T : work.call->block;
+    int64_t grain = 1 + (1 << 14) / (1 + tokens * (work.call->D < STRIP ? work.call->D : STRIP));
+    if (loop && units > grain)
+        loop(0, units, grain, strip_body, &work);
+    else
+        strip_body(0, units, &work);
+}
+
+int64_t strips(const Convolution* call) { return call->blocks * ((call->D + STRIP - 1) / STRIP); }
 
 }  // namespace
 
@@ -114,4 +150,14 @@ VISIBLE void rebracket_step(const void* kernels, const Call* call, Loop loop) {
 
 VISIBLE void rebracket_backward(const void* kernels, const Call* call, const Gradients* gradients, Loop loop) {
     spread({call, gradients, nullptr, static_cast<const Set*>(kernels)->backward}, call->N * call->H, 1, loop);
+}
+
+VISIBLE void rebracket_convolution_forward(const void* kernels, const Convolution* call, Loop loop) {
+    spread({call, static_cast<const Set*>(kernels)->convolve}, strips(call), loop);
+}
+
+VISIBLE void rebracket_convolution_backward(const void* kernels, const Convolution* call, Loop loop) {
+    const Set& set = *static_cast<const Set*>(kernels);
+    spread({call, set.convolve_back}, strips(call), loop);
+    spread({call, set.convolve_finish}, (call->D + COLUMNS - 1) / COLUMNS, loop);
 }

@@ -16,6 +16,7 @@ namespace {
 constexpr int W = WIDTH;
 typedef float vec __attribute__((vector_size(W * 4)));
 typedef int32_t ivec __attribute__((vector_size(W * 4)));
+typedef uint32_t uvec __attribute__((vector_size(W * 4)));  // its sums and shifts may lose bits at the top
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -42,7 +43,7 @@ INLINE vec exp_negative(vec x) {
     vec y = tiny ? low : x;
     const vec shifter = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vec n = y * 1.44269504f + shifter;
-    ivec bits;
+    uvec bits;
     __builtin_memcpy(&bits, &n, sizeof n);
     n = n - shifter;
     vec f = y - n * 0.693359375f;
@@ -54,8 +55,8 @@ INLINE vec exp_negative(vec x) {
     p = p * f + 1.6666665459e-1f;
     p = p * f + 5.0000001201e-1f;
     p = p * f * f + f + 1.0f;
-    ivec power = bits << 23;
-    ivec result;
+    uvec power = bits << 23;
+    uvec result;
     __builtin_memcpy(&result, &p, sizeof p);
     result = result + power;
     __builtin_memcpy(&p, &result, sizeof p);

@@ -1,0 +1,305 @@
+// The short convolution, forward and backward, in blocks of tokens and strips of channels.
+//
+//     z_t = b + sum_j w_j e_{t+j},  y = act(z)
+//     dz = act'(z) dy,  de_i = sum_j w_j dz_{i-j} + dtail_{i-T},  dw_j = sum_t dz_t e_{t+j},  db = sum_t dz_t
+//
+// Every number is computed in the same order wherever its block begins. A block also computes the width - 1 rows of dz behind
+// it, which its own inputs reach, so blocks share nothing; the sums over tokens are added up by block, in order, afterwards.
+#include "unit.h"
+#include "convolution.h"
+
+namespace {
+
+constexpr int ROWS = 8;  // tokens at a time
+
+struct Sigmoid {
+    vec it, rest;  // sigmoid(z) and 1 - sigmoid(z), neither by a difference
+};
+
+INLINE Sigmoid sigmoid(vec z) {
+    ivec negative = z < vec{};
+    vec e = exp_negative(negative ? z : -z), large = 1.0f / (1.0f + e), small = e * large;
+    return {negative ? small : large, negative ? large : small};
+}
+
+// What becomes of z: y, or dz in the place of dy.
+struct Plain {
+    INLINE static vec of(vec z, const float*) { return z; }
+};
+struct Silu {
+    INLINE static vec of(vec z, const float*) { return z * sigmoid(z).it; }
+};
+struct SiluSlope {
+    INLINE static vec of(vec z, const float* dy) {
+        Sigmoid s = sigmoid(z);
+        return load(dy) * (s.it * (1.0f + z * s.rest));
+    }
+};
+
+// The sequence that a block belongs to.
+int64_t sequence(const Convolution& a, int64_t block) {
+    if (!a.first_block) return block / (a.blocks / a.N);
+    int64_t low = 0, high = a.N;  // first_block[low] <= block < first_block[high]
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        (a.first_block[middle] <= block ? low : high) = middle;
+    }
+    return low;
+}
+
+// One block of tokens of a sequence and one strip of channels; tokens are counted from the sequence's first.
+struct Strip {
+    const Convolution& call;
+    int64_t block, n, length, first, begin, end, before, from, channels, pitch;
+    float *taps, *bias, *seen;  // [width,pitch], [pitch], inputs [before + ROWS,pitch], the present tokens' last
+    Stream x, tail;
+
+    Strip(const Convolution& a, int64_t index);
+    // A tensor as its rows of this sequence and strip.
+    Stream rows(const void* data, int64_t row, int64_t token) const {
+        Rows all{const_cast<void*>(data), row, token, 0, 1, call.dtype};
+        Stream mine(all, call.offsets ? 0 : n, 0, 1, from, channels);
+        if (data) mine.base += first * mine.step;
+        return mine;
+    }
+    Stream tail_rows(const void* data) const {
+        return Stream({const_cast<void*>(data), before * call.D, call.D, 0, 1, call.dtype}, n, 0, 1, from, channels);
+    }
+    void read_filter();
+    void read(float* to, int64_t token) const;
+    float* window() const { return arena.take((before + ROWS) * pitch); }
+};
+
+// Floats from row to row: a cache line more than the channels, for rows a page apart would share one set of the cache.
+int64_t row_pitch(int64_t channels) { return padded(channels) + 16; }
+
+int64_t strips(const Convolution& a) { return (a.D + STRIP - 1) / STRIP; }
+
+// Floats that one strip takes from the arena.
+int64_t scratch(const Convolution& a) {
+    int64_t pitch = row_pitch(a.D < STRIP ? a.D : STRIP);
+    return pitch * (2 * a.width + 1 + 2 * (a.width - 1 + ROWS) + (a.width + 1) + ROWS + 1);
+}
+
+Strip::Strip(const Convolution& a, int64_t index) : call(a), block(index / strips(a)), n(sequence(a, block)) {
+    first = a.offsets ? a.offsets[n] : 0;
+    length = a.offsets ? a.offsets[n + 1] - first : a.T;
+    int64_t earlier = a.first_block ? a.first_block[n] : n * (a.blocks / a.N);
+    begin = (block - earlier) * a.block;
+    end = length - begin < a.block ? length : begin + a.block;
+    before = a.width - 1;
+    from = index % strips(a) * STRIP;
+    channels = a.D - from < STRIP ? a.D - from : STRIP;
+    pitch = row_pitch(channels);
+    taps = arena.take(a.width * pitch), bias = arena.take(pitch);
+    x = rows(a.x, a.x_row, a.x_token), tail = tail_rows(a.tail);
+    read_filter();
+    seen = window();
+    for (int64_t r = 0; r < before; ++r) read(seen + r * pitch, begin - before + r);
+}
+
+INLINE void turn(float* to, const float* from, int64_t width, int64_t pitch) {
+    for (int64_t c = 0; c < pitch; ++c)
+        for (int64_t j = 0; j < width; ++j) to[j * pitch + c] = from[c * width + j];
+}
+
+// The weights of a channel lie side by side; here those of a place do.
+void Strip::read_filter() {
+    int64_t width = call.width;
+    float* raw = arena.take(width * pitch);
+    Rows all{const_cast<void*>(call.weight), 0, 0, 0, 1, call.weight_dtype};
+    read_row(raw, Stream(all, 0, 0, 1, from * width, channels * width), 0, width * pitch);
+    if (width == 4)
+        turn(taps, raw, 4, pitch);  // in vectors, which matters to a step
+    else
+        turn(taps, raw, width, pitch);
+    Rows shift{const_cast<void*>(call.bias), 0, 0, 0, 1, call.bias_dtype};
+    if (call.bias)
+        read_row(bias, Stream(shift, 0, 0, 1, from, channels), 0, pitch);
+    else
+        fill(bias, pitch, 0);
+}
+
+// The input of a token, of the tail where it is negative; zeros beyond either end.
+void Strip::read(float* to, int64_t token) const {
+    if (token >= 0 && token < length)
+        read_row(to, x, token, pitch);
+    else if (token < 0 && tail.base)
+        read_row(to, tail, before + token, pitch);
+    else
+        fill(to, pitch, 0);
+}
+
+// The rows that the next tokens will read and write, asked for while those of the present ones are computed: they lie
+// so far apart that the processor does not foresee them.
+struct Next {
+    const Stream *reads[2], *write;
+    int64_t token, rows;
+
+    INLINE void ask(int64_t c) const {
+        for (const Stream* x : reads)
+            if (x && x->base)
+                for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(x->at(token + r) + c * bytes(*x));
+        for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(write->at(token + r) + c * bytes(*write), 1);
+    }
+    static int64_t bytes(const Stream& x) { return x.dtype == FLOAT32 ? 4 : 2; }
+};
+
+// to[r] = then(start + sum_j taps[j] rows[r + j]) for R rows; taps are `step` apart.
+template <int R, class Then>
+INLINE void convolve(const Strip& s, const float* rows, const float* taps, int64_t step, const float* start, float* to,
+                     const Next& next = {}) {
+    int64_t pitch = s.pitch, width = s.call.width;
+    for (int64_t c = 0; c < pitch; c += W) {
+        next.ask(c);
+        vec z[R];
+        for (int r = 0; r < R; ++r) z[r] = start ? load(start + c) : vec{};
+        for (int64_t j = 0; j < width; ++j) {
+            vec w = load(taps + j * step + c);
+            for (int r = 0; r < R; ++r) z[r] += w * load(rows + (r + j) * pitch + c);
+        }
+        for (int r = 0; r < R; ++r) store(to + r * pitch + c, Then::of(z[r], to + r * pitch + c));
+    }
+}
+
+// The last rows of a window become its first.
+INLINE void shift(const Strip& s, float* window, int64_t rows) {
+    for (int64_t r = 0; r < s.before; ++r) copy(window + r * s.pitch, window + (r + rows) * s.pitch, s.pitch);
+}
+
+template <int R>
+INLINE void forward_rows(Strip& s, const Stream& y, float* out, int64_t t) {
+    for (int r = 0; r < R; ++r) s.read(s.seen + (s.before + r) * s.pitch, t + r);
+    int64_t left = s.end - t - R;
+    Next next{{&s.x, nullptr}, &y, t + R, left < R ? left : R};
+    if (s.call.silu)
+        convolve<R, Silu>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
+    else
+        convolve<R, Plain>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
+    write_rows(y, t, R, out, s.pitch);
+    shift(s, s.seen, R);
+}
+
+void write_tail(const Strip& s) {
+    Stream to = s.tail_rows(s.call.tail_out);
+    for (int64_t r = 0; r < s.before; ++r) {
+        int64_t token = s.length - s.before + r;
+        if (token < 0 && !s.tail.base)
+            std::memset(to.at(r), 0, to.bytes());
+        else
+            std::memcpy(to.at(r), token < 0 ? s.tail.at(s.before + token) : s.x.at(token), to.bytes());
+    }
+}
+
+void forward(const Convolution& a, int64_t index) {
+    arena.reserve(scratch(a));
+    Strip s(a, index);
+    Stream y = s.rows(a.y, a.T * a.D, a.D);
+    float* out = arena.take(ROWS * s.pitch);
+    int64_t t = s.begin;
+    for (; t + ROWS <= s.end; t += ROWS) forward_rows<ROWS>(s, y, out, t);
+    for (; t < s.end; ++t) forward_rows<1>(s, y, out, t);
+    if (s.end == s.length) write_tail(s);
+}
+
+// A strip on its way back: the rows of dz, the sums over its tokens, and the gradients' rows.
+struct Back {
+    Strip s;
+    float *dz, *sums, *out, *extra;  // [before + ROWS,pitch], [width + 1,pitch], [ROWS,pitch], [pitch]
+    Stream dy, dx, dtail, dtail_out;
+
+    Back(const Convolution& a, int64_t index) : s(a, index) {
+        dz = s.window(), sums = arena.take((a.width + 1) * s.pitch);
+        out = arena.take(ROWS * s.pitch), extra = arena.take(s.pitch);
+        fill(dz, s.before * s.pitch, 0), fill(sums, (a.width + 1) * s.pitch, 0);
+        dy = s.rows(a.grad_y, a.grad_y_row, a.grad_y_token), dx = s.rows(a.grad_x, a.T * a.D, a.D);
+        dtail = s.tail_rows(a.grad_tail), dtail_out = s.tail_rows(a.grad_tail_out);
+    }
+    float* present() const { return dz + s.before * s.pitch; }
+    void write(int64_t token, float* de);
+};
+
+// The gradient of an input, if it is of this block, and what the tail that is handed on adds to it.
+void Back::write(int64_t token, float* de) {
+    if (token < s.begin && s.begin > 0) return;
+    int64_t last = token - (s.length - s.before);
+    if (last >= 0 && dtail_out.base) {
+        read_row(extra, dtail_out, last, s.pitch);
+        for (int64_t c = 0; c < s.pitch; c += W) store(de + c, load(de + c) + load(extra + c));
+    }
+    if (token >= 0)
+        write_rows(dx, token, 1, de, 0);
+    else if (dtail.base)
+        write_rows(dtail, s.before + token, 1, de, 0);
+}
+
+template <int R>
+INLINE void add_up(Back& b) {
+    int64_t pitch = b.s.pitch, width = b.s.call.width;
+    for (int64_t c = 0; c < pitch; c += W) {
+        vec d[R], total = load(b.sums + width * pitch + c);
+        for (int r = 0; r < R; ++r) d[r] = load(b.present() + r * pitch + c), total += d[r];
+        store(b.sums + width * pitch + c, total);
+        for (int64_t j = 0; j < width; ++j) {
+            total = load(b.sums + j * pitch + c);
+            for (int r = 0; r < R; ++r) total += d[r] * load(b.s.seen + (r + j) * pitch + c);
+            store(b.sums + j * pitch + c, total);
+        }
+    }
+}
+
+template <int R>
+INLINE void backward_rows(Back& b, int64_t t) {
+    Strip& s = b.s;
+    bool past = t >= s.length;  // then R is 1
+    for (int r = 0; r < R; ++r) {
+        s.read(s.seen + (s.before + r) * s.pitch, t + r);
+        if (b.dy.base && !past)
+            read_row(b.present() + r * s.pitch, b.dy, t + r, s.pitch);
+        else
+            fill(b.present() + r * s.pitch, s.pitch, 0);
+    }
+    if (s.call.silu && !past) convolve<R, SiluSlope>(s, s.seen, s.taps, s.pitch, s.bias, b.present());
+    if (t < s.end) add_up<R>(b);
+    int64_t left = s.end - t - R;
+    Next next{{&s.x, &b.dy}, &b.dx, t + R, left < R ? left : R};
+    convolve<R, Plain>(s, b.dz, s.taps + s.before * s.pitch, -s.pitch, nullptr, b.out, next);
+    for (int r = 0; r < R; ++r) b.write(t - s.before + r, b.out + r * s.pitch);
+    shift(s, s.seen, R), shift(s, b.dz, R);
+}
+
+void backward(const Convolution& a, int64_t index) {
+    arena.reserve(scratch(a));
+    Back b(a, index);
+    int64_t t = b.s.begin, past = b.s.end + b.s.before;
+    for (; t + ROWS <= b.s.end; t += ROWS) backward_rows<ROWS>(b, t);
+    for (; t < past; ++t) backward_rows<1>(b, t);
+    float* to = a.sums + b.s.block * (a.width + 1) * a.D + b.s.from;
+    for (int64_t j = 0; j <= a.width; ++j) copy(to + j * a.D, b.sums + j * b.s.pitch, b.s.channels);
+}
+
+// The blocks' sums in the order of time.
+void finish(const Convolution& a, int64_t index) {
+    int64_t from = index * COLUMNS, channels = a.D - from < COLUMNS ? a.D - from : COLUMNS, place = a.D * (a.width + 1);
+    for (int64_t j = 0; j <= a.width; ++j) {
+        double total[COLUMNS] = {};
+        for (int64_t n = 0; n < a.blocks; ++n)
+            for (int64_t c = 0; c < channels; ++c) total[c] += a.sums[n * place + j * a.D + from + c];
+        for (int64_t c = 0; c < channels; ++c)
+            (j < a.width ? a.grad_weight[(from + c) * a.width + j] : a.grad_bias[from + c]) = float(total[c]);
+    }
+}
+
+}  // namespace
+
+#define NAME(step, isa) rebracket_convolution_##step##_##isa
+#define EXPORT(step, isa) NAME(step, isa)
+extern "C" void EXPORT(forward, ISA)(const Convolution* call, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) forward(*call, i);
+}
+extern "C" void EXPORT(backward, ISA)(const Convolution* call, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) backward(*call, i);
+}
+extern "C" void EXPORT(finish, ISA)(const Convolution* call, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) finish(*call, i);
+}

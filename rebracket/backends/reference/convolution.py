@@ -1,0 +1,56 @@
+"""The short convolution in torch operations: W passes over x, which torch's own convolution is slower than on CPUs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rebracket.ops.convolution import Convolution
+from rebracket.ops.precision import at_least_float32
+
+
+def run(call: Convolution) -> tuple[Tensor, Tensor]:
+    """y and the next tail, differentiable twice."""
+    return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens)
+
+
+def padded(call: Convolution) -> tuple[Tensor, Tensor]:
+    """Every row is one sequence."""
+    x, before = call.x, call.weight.shape[1] - 1
+    inputs = F.pad(x, (0, 0, before, 0)) if call.tail is None else torch.cat([call.tail.to(x.dtype), x], 1)
+    # A copy, or the few inputs of the tail would keep all of them alive.
+    return filtered(inputs, call), inputs[:, x.shape[1] :].clone()
+
+
+def packed(call: Convolution, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequences one behind the other: put W - 1 earlier inputs before each, and they no longer touch."""
+    x, tail = call.x, call.tail
+    before, N, T = call.weight.shape[1] - 1, call.sequences, x.shape[1]
+    offsets, token = cu_seqlens.to(torch.int64), torch.arange(T, device=x.device)
+    row = torch.searchsorted(offsets[1:].contiguous(), token, right=True)
+    beyond = (token >= offsets[-1])[:, None]
+    places = token + before * (row + 1)  # of each token, among all tokens and N + 1 stretches of earlier inputs
+    tails = before * torch.arange(N, device=x.device)[:, None] + torch.arange(before, device=x.device)
+    inputs = x.new_zeros(1, T + before * (N + 1), x.shape[2])
+    inputs = inputs.index_copy(1, places, x.masked_fill(beyond, 0))
+    if tail is not None:
+        inputs = inputs.index_copy(
+            1, (tails + offsets[:-1, None]).flatten(), tail.to(x.dtype).reshape(1, -1, x.shape[2])
+        )
+    # The output of the window that ends at a token's place stands W - 1 before it: a window is named by its start.
+    y = filtered(inputs, call).index_select(1, places - before).masked_fill(beyond, 0)
+    return y, inputs[0, tails + offsets[1:, None]]
+
+
+def filtered(inputs: Tensor, call: Convolution) -> Tensor:
+    """The convolution where it has all its inputs, and the activation: [B,T+W-1,D] to [B,T,D]."""
+    wide = at_least_float32(inputs)
+    T = inputs.shape[1] - call.weight.shape[1] + 1
+    taps = call.weight.to(wide.dtype).T.contiguous().unbind()
+    y = wide[:, :T] * taps[0]
+    for j in range(1, len(taps)):
+        y.addcmul_(wide[:, j : j + T], taps[j])
+    if call.bias is not None:
+        y = y + call.bias.to(wide.dtype)
+    return (y if call.activation is None else F.silu(y)).to(inputs.dtype)
