@@ -69,6 +69,24 @@ void sum_back(Unit& u, Flow& f) {
     }
 }
 
+// What passes from write j to read i, gradient times score, and the gradients of the scores times their weights; both of the
+// triangle only.
+void weigh_back(Unit& u, Flow& f) {
+    const bool bonus = u.call.bonus;
+    float* da = f.dscores + (u.stacked - C) * C;
+    const int32_t* mask = (bonus ? triangle.below : triangle.upto)[0];
+    for (int i = 0; i < C * C; i += W) {
+        vec a = load(da + i), passed = a * load(u.q_scores + i);
+        store(da + i, keep(a * load(u.weights + (bonus && i >= C ? i - C : i)), mask + i));
+        if (u.erasing) {
+            vec l = load(f.dscores + i);
+            passed -= l * load(u.scores + i);
+            store(f.dscores + i, keep(-l * load(u.weights + i), triangle.below[0] + i));
+        }
+        store(f.passed + i, passed);
+    }
+}
+
 void chunk_back(Unit& u, Flow& f) {
     int64_t Kp = u.Kp, Vp = u.Vp;
     int stacked = u.stacked;
@@ -90,19 +108,7 @@ void chunk_back(Unit& u, Flow& f) {
     if (u.call.normalize) add_up_back(u, f);
     alignas(64) float own[C];
     for (int i = 0; i < C; ++i) own[i] = f.dscores[(stacked - C + i) * C + i];
-    for (int n = 0; n < C * C; n += W) {  // what passes from write j to read i: gradient times score, both of the triangle
-        vec x = load(f.dscores + (stacked - C) * C + n) * load(u.q_scores + n);
-        if (u.erasing) x -= load(f.dscores + n) * load(u.scores + n);
-        store(f.passed + n, x);
-    }
-    for (int i = 0; i < stacked; ++i)
-        for (int n = 0; n < C; n += W) {
-            bool lower = u.erasing && i < C, before = u.call.bonus;
-            const float* weights = u.weights + (before && i ? i - 1 : i % C) * C + n;
-            vec x = load(f.dscores + i * C + n) * load(weights);
-            const int32_t* mask = (lower || before ? triangle.below : triangle.upto)[0] + i % C * C + n;
-            store(f.dscores + i * C + n, keep(lower ? -x : x, mask));
-        }
+    weigh_back(u, f);
     // Rows: and what came through the scores.
     float sign_entry[2 * C];
     for (int i = 0; i < stacked; ++i) sign_entry[i] = u.erasing && i < C ? -u.entry[i] : u.entry[i % C];
