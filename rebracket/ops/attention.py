@@ -139,6 +139,7 @@ def step(
     call = validate.recurrence(
         q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None
     )
+    validate.check_truth("inplace", inplace)
     if inplace:
         validate.check_inplace(state, call)
     out, state = choose(call, backend).step(call, inplace)
@@ -174,7 +175,7 @@ def explain(
         backend reference, mode chunk, chunk 64, state 131,072 bytes
         ...
     """
-    call = validate.recurrence(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens)
-    if not causal:
-        bidirectional.check(call)
+    call = validate.recurrence(
+        q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens, lower=validate.outlined
+    )
     return plan(call, mode, chunk, backend, causal)

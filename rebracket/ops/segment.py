@@ -18,6 +18,7 @@ from torch import Tensor
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
+from rebracket.ops.validate import check_places
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 
@@ -82,13 +83,17 @@ class Segment:
         return cls(moved.memory, written)
 
     def apply(self, state: State) -> State:
-        """The state after the stretch, for the state before it."""
+        """The state after the stretch, for the state before it, of the same N, H, K, V."""
+        memory = self.written.memory
+        check_places(memory, {"state.memory": state.memory, "state.key_sum": state.key_sum})
+        if state.memory.shape != memory.shape:
+            raise ValueError(f"state.memory must be [N,H,K,V] = {list(memory.shape)}, got {list(state.memory.shape)}")
         key_sum = self.written.key_sum
         if key_sum is not None:
             if state.key_sum is None:
                 raise ValueError("state must hold key_sum for a segment made with normalize=True")
             key_sum = self.transition * state.key_sum + key_sum
-        return State(move(self.transition, state.memory) + self.written.memory, key_sum)
+        return State(move(self.transition, state.memory) + memory, key_sum)
 
 
 def diagonal(log_decay: Tensor | None, written: State, T: int, cu_seqlens: Tensor | None) -> Tensor:
