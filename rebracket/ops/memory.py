@@ -31,7 +31,13 @@ class AssociativeMemory:
     Capacity, unit random keys: additive writing recalls with squared error (n - 1) / K after n pairs; `Delta(1.0)`
     recalls the newest value of a rewritten key exactly.
 
+    Raises:
+        ValueError: K or V below 1; later, keys or values of another size or on another device.
+        TypeError: write is no write rule; later, a key or value that is no tensor.
+
     Cost: 4 K V operations a pair written (6 K V with `Delta`), 2 K V a read.
+
+    Source: Kohonen 1972 (correlation matrix memories); Widrow and Hoff 1960 (the delta rule).
 
     Example:
         >>> import torch, rebracket as rb

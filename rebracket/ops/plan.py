@@ -33,6 +33,8 @@ class Plan:
         costs: operations and bytes of the call in each mode.
         state_nbytes: bytes of the state, whatever T is.
 
+    Cost: of making one, nothing that grows with a tensor.
+
     Example:
         >>> import torch, rebracket as rb
         >>> x = torch.randn(1, 256, 2, 16)

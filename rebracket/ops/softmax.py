@@ -39,6 +39,10 @@ class KeyValues:
     Raises:
         ValueError: If the shapes do not fit together or seen is not int64.
 
+    Cost: L (Hk K + Hv V) numbers a sequence, a token more for each token until a window is full.
+
+    Source: Vaswani et al. 2017, whose keys and values are kept instead of made again.
+
     Example:
         >>> cache = KeyValues.empty(2, 3, 4, 3, 5)
         >>> cache.nbytes
