@@ -4,7 +4,7 @@ import ast
 import importlib
 import inspect
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -35,18 +35,36 @@ PUBLIC = {
 }
 
 
+PACKAGES = ("rebracket", *(f"rebracket.{name}" for name in ("bench", "data", "lm", "nn", "train")))
+"""The packages that say what they offer."""
+
+
 def public(module: ModuleType | SimpleNamespace) -> dict[str, object]:
     """What a module offers: names without a leading underscore that are not modules."""
     return {k: x for k, x in vars(module).items() if not k.startswith("_") and not inspect.ismodule(x)}
 
 
 def undocumented(names: Mapping[str, object]) -> Iterator[str]:
-    """Public names whose docstring has no example, and their public methods that have no docstring."""
+    """Sections that the docstrings of public classes and functions lack."""
     for name, value in names.items():
-        if ">>>" not in (value.__doc__ or ""):
-            yield f"{name}: no docstring with an example"
-        if isinstance(value, type):
-            yield from (f"{name}.{method}: no docstring" for method in bare_methods(value))
+        if isinstance(value, type) or inspect.isfunction(value):
+            yield from (f"{name}: no {section}" for section in needed(value) if f"{section}:\n" not in described(value))
+
+
+def needed(value: Callable[..., object]) -> Iterator[str]:
+    """The sections that a docstring has to have: Args where there are any, Returns where something is."""
+    signature = inspect.signature(value)
+    if any(x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in signature.parameters.values()):
+        yield "Args"
+    if not isinstance(value, type):
+        yield from ("Cost",) if signature.return_annotation in (None, "None") else ("Returns", "Cost")
+    yield "Example"
+
+
+def described(value: object) -> str:
+    """The docstring; a generator yields what it returns, and what a cost is may stand on its line."""
+    text = (value.__doc__ or "").replace("Yields:\n", "Returns:\n").replace("Cost: ", "Cost:\n")
+    return text if ">>>" in text else text.replace("Example:\n", "")
 
 
 def bare_methods(kind: type) -> Iterator[str]:
@@ -105,8 +123,15 @@ def test_the_public_names_are_these():
     assert set(rebracket.__all__) == PUBLIC
 
 
-def test_every_public_name_shows_itself_at_work():
-    assert list(undocumented(public(importlib.import_module("rebracket")))) == []
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_described_and_shows_itself_at_work(package: str):
+    module = importlib.import_module(package)
+    assert list(undocumented({name: getattr(module, name) for name in module.__all__})) == []
+
+
+def test_every_public_method_has_a_docstring():
+    names = public(importlib.import_module("rebracket"))
+    assert {name: bare for name, x in names.items() if isinstance(x, type) and (bare := list(bare_methods(x)))} == {}
 
 
 def test_no_function_swallows_arguments():
@@ -131,8 +156,9 @@ def test_functions_are_short():
 class Planted:
     """A class with an example.
 
-    >>> Planted.__name__
-    'Planted'
+    Example:
+        >>> Planted.__name__
+        'Planted'
     """
 
     size = 3
@@ -153,14 +179,46 @@ def test_a_planted_public_name_is_found():
 
 
 def test_planted_docstrings_are_found():
-    def silent(): ...
+    def silent(x): ...
 
-    names = {"silent": silent, "Planted": Planted, "Heir": Heir}
+    def told(x: int) -> Iterator[int]:
+        """Tells.
+
+        Args:
+            x: a number.
+
+        Yields:
+            It.
+
+        Cost: none.
+
+        Example:
+            With words only.
+        """
+        yield x
+
+    def nothing() -> None:
+        """Does nothing.
+
+        Cost: none.
+
+        Example:
+            >>> nothing()
+        """
+
+    names = {"silent": silent, "told": told, "nothing": nothing, "Planted": Planted, "Heir": Heir, "value": 3}
     assert list(undocumented(names)) == [
-        "silent: no docstring with an example",
-        "Planted.bare: no docstring",
-        "Heir: no docstring with an example",
+        *(f"silent: no {section}" for section in ("Args", "Returns", "Cost", "Example")),
+        "told: no Example",
+        "Heir: no Example",
     ]
+    assert [list(bare_methods(kind)) for kind in (Planted, Heir)] == [["bare"], []]
+
+
+def test_every_package_that_says_what_it_offers_is_looked_at():
+    files = [path for path in PACKAGE.rglob("__init__.py") if "\n__all__ = " in path.read_text("utf-8")]
+    found = {".".join(path.relative_to(PACKAGE.parent).parent.parts) for path in files}
+    assert {name for name in found if not name.startswith("rebracket.backends.")} == set(PACKAGES)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,14 @@ class Program:
         seconds: for everything; rounds are fewer where they would not fit.
         longest: seconds that one call may take; who would take longer does not run.
         quiet: seconds to wait before a round for a quiet machine.
+
+    Raises:
+        ValueError: no shape is for any of the modes.
+
+    Example:
+        >>> Program(shapes=[Shape(1, 6, 2, 4)], modes=["decode"])
+        Traceback (most recent call last):
+        ValueError: nothing to race: decode needs shapes with T = 1, ...
     """
 
     rules: Sequence[Rule] = (*LINEAR_RULES, SOFTMAX)
@@ -68,6 +76,7 @@ class Program:
                         yield [Lane(entrant, Case(rule, shape, mode, self.dtype)) for entrant in entrants]
 
     def entrants(self, rule: Rule) -> list[Entrant]:
+        """Who races this kind of attention."""
         if rule is SOFTMAX:
             return [own.Softmax()]
         return [*own.backends(), *(peers.found() if self.peers else ())]
@@ -90,7 +99,18 @@ QUICK = Program(shapes=(*cases.QUICK_SHAPES, *cases.QUICK_DECODE_SHAPES), sweep=
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """What a program found: the machine's limits for each thread count, the rows, and those of the sweep."""
+    """What a program found.
+
+    Args:
+        program: that ran.
+        limits: of the machine, for each thread count.
+        rows: of its races.
+        sweep: of the races for the plot.
+
+    Example:
+        >>> Outcome(QUICK, limits=[], rows=[], sweep=[]).program.rounds
+        3
+    """
 
     program: Program
     limits: Sequence[Limits]
@@ -99,7 +119,23 @@ class Outcome:
 
 
 def run(program: Program, say: Callable[[str], None]) -> Outcome:
-    """Runs everything, telling `say` before each race what comes."""
+    """Runs everything.
+
+    Args:
+        program: what to race.
+        say: is told before each race what comes.
+
+    Returns:
+        What was found.
+
+    Cost: about `program.seconds`, and the first call of everything, which is checked whatever the time.
+
+    Example:
+        >>> rules = [rule for rule in LINEAR_RULES if rule.name == "linear"]
+        >>> program = Program(rules, [Shape(1, 6, 2, 4)], ["forward"], sweep=(), rounds=1, seconds=0)
+        >>> {row.case.rule.name for row in run(program, say=str).rows}
+        {'linear'}
+    """
     budget = Budget(program)
     bounds = [limits.measure(count, budget.pace()) for count in program.threads]
     form = Form(program.longest)

@@ -5,6 +5,7 @@ what it needs inside that function, so that `rebracket --help` stays quick.
 """
 
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: always, with the exit code.
     """
+    replace_unencodable(sys.stdout)
     try:
         application()(args=arguments, prog_name="rebracket")
     except EXPECTED as error:
@@ -33,6 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.stderr.write(f"rebracket: {one_line(error)}\n")
         raise SystemExit(2) from error
+
+
+def replace_unencodable(stream: object) -> None:
+    """Lets a stream show a question mark for what its encoding has no character for, instead of failing there."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def application() -> typer.Typer:

@@ -1,5 +1,7 @@
 """`rebracket generate`."""
 
+import os
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rebracket.lm import LanguageModel, Tokenizer
     from rebracket.lm.generation import Generation, Settings
+    from rebracket.train.interrupt import Interrupt
 
 STDIN = "-"
 STOPPED = 130
@@ -45,25 +48,33 @@ def command(
 ) -> None:
     """Continue texts with a model, from prompts or from a state that an earlier call saved.
 
+    Without a prompt and a state, what is piped in is the prompt.
+
     With --state, what is not given is as in the earlier call, and several prompts may go on from one saved text.
     Text goes to standard output, figures to standard error. Ctrl-C ends the texts, and saves the state if asked to.
     """
     from rebracket.lm import load_model
     from rebracket.lm.generation import refuse_replacing
+    from rebracket.train.interrupt import Interrupt
     from rebracket.train.trained import model_folder
 
     if save_state is not None:
         refuse_replacing(save_state)
-    prompts = [*(prompt or []), *map(text_of, prompt_file or [])]
     asked = Asked(temperature, top_k, top_p, seed, stop, endless)
-    texts = opened(*load_model(model_folder(model)), state, prompts, asked)
-    pages = Pages(len(texts.rows))
-    meter = Meter(texts, report_every)
-    absorb(texts, prompts, pages, meter, echo)
-    whole = write(texts, tokens, pages, meter)
-    finish(texts, pages, save_state)
-    meter.end()
-    if not whole:
+    try:
+        prompts = prompts_of(prompt or [], prompt_file or [], state)
+        texts = opened(*load_model(model_folder(model)), state, prompts, asked)
+        pages = Pages(len(texts.rows))
+        with Interrupt() as interrupt:
+            meter = Meter(texts, report_every, interrupt)
+            absorb(texts, prompts, pages, meter, echo)
+            write(texts, tokens, pages, meter, interrupt)
+            finish(texts, pages, save_state)
+            meter.end()
+    except KeyboardInterrupt as error:
+        say(f"stopped; nothing was saved{'' if save_state is None else f' to {save_state}'}")
+        raise typer.Exit(STOPPED) from error
+    if interrupt.asked:
         raise typer.Exit(STOPPED)
 
 
@@ -90,12 +101,34 @@ class Asked:
         )
 
 
+def prompts_of(prompt: Sequence[str], prompt_file: Sequence[str], state: Path | None) -> list[str]:
+    """The prompts that were given; with none and no state to go on from, the one that is piped in."""
+    if prompt or prompt_file or state is not None or not piped():
+        return [some(text, "--prompt") for text in prompt] + [some(text_of(name), name) for name in prompt_file]
+    say("the prompt is read from standard input")
+    text = text_of(STDIN)
+    return [text] if text else []
+
+
+def piped() -> bool:
+    """Whether standard input is a pipe or a file; a terminal and the empty device are neither."""
+    try:
+        kind = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(kind) or stat.S_ISREG(kind)
+
+
 def text_of(name: str) -> str:
-    """A prompt in a file, bytes that are no UTF-8 included."""
+    """The text in a file, bytes that are no UTF-8 included."""
     data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-    if not data:
-        raise ValueError(f"{name}: this prompt is empty")
     return data.decode("utf-8", "surrogateescape")
+
+
+def some(text: str, name: str) -> str:
+    if not text:
+        raise ValueError(f"{name}: this prompt is empty")
+    return text
 
 
 def opened(
@@ -125,20 +158,16 @@ def absorb(texts: "Generation", prompts: Sequence[str], pages: "Pages", meter: "
     meter.begin()
 
 
-def write(texts: "Generation", tokens: int, pages: "Pages", meter: "Meter") -> bool:
-    """Continues the texts and shows them; returns whether nobody asked to stop."""
-    from rebracket.train.interrupt import Interrupt
-
-    with Interrupt() as interrupt:
-        for pieces in texts.grow(tokens):
-            for piece in pieces:
-                pages.add(piece.row, piece.text)
-                if piece.ended:
-                    pages.end(piece.row)
-            meter.step(len(pieces))
-            if interrupt.asked:
-                return False
-    return True
+def write(texts: "Generation", tokens: int, pages: "Pages", meter: "Meter", interrupt: "Interrupt") -> None:
+    """Continues the texts and shows them, until asked to stop."""
+    for pieces in texts.grow(tokens):
+        for piece in pieces:
+            pages.add(piece.row, piece.text)
+            if piece.ended:
+                pages.end(piece.row)
+        meter.step(len(pieces))
+        if interrupt.asked:
+            return
 
 
 def finish(texts: "Generation", pages: "Pages", save_state: Path | None) -> None:
@@ -208,10 +237,12 @@ class Meter:
     Args:
         texts: that are continued.
         every: steps between reports; 0 for none before the end.
+        interrupt: ends the reading of prompts between two pieces, by KeyboardInterrupt: half a prompt is no text.
     """
 
-    def __init__(self, texts: "Generation", every: int) -> None:
+    def __init__(self, texts: "Generation", every: int, interrupt: "Interrupt") -> None:
         self._texts = texts
+        self._interrupt = interrupt
         self._every = every
         self._begun = self._now = self._reported = time.perf_counter()
         self._read = sum(row.read for row in texts.rows)
@@ -220,6 +251,8 @@ class Meter:
 
     def reading(self, done: int, total: int) -> None:
         """Prompts are being read."""
+        if done < total and self._interrupt.asked:
+            raise KeyboardInterrupt
         if done < total and sys.stderr.isatty():
             say(f"read {done:,} of {total:,} tokens")
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,11 +27,24 @@ def command(
     ] = None,
 ) -> None:
     """Train a language model; given again after any end, the same command goes on where it stood."""
+    try:
+        run(config, out, [*(overrides or []), *given_text(text)])
+    except KeyboardInterrupt as error:
+        sys.stdout.write(f"stopped; to go on: {again()}\n")
+        raise typer.Exit(STOPPED) from error
+
+
+def given_text(text: Sequence[str] | None) -> list[str]:
+    """The override of `data.text`, if there is one."""
+    return [f"data.text={json.dumps(text, ensure_ascii=False)}"] if text else []
+
+
+def run(config: Path, out: Path | None, overrides: Sequence[str]) -> None:
+    """Trains from where the run stands, and says how it ended."""
     from rebracket.data import cache_folder
     from rebracket.train import TrainConfig, screen, train
 
-    sources = [f"data.text={json.dumps(text, ensure_ascii=False)}"] if text else []
-    read = TrainConfig.read(config, [*(overrides or []), *sources])
+    read = TrainConfig.read(config, overrides)
     folder = out or Path("runs") / config.stem
     shown = screen()
     shown.say(last_words(train(read, folder, cache_folder(), shown), read.train.steps, folder))
@@ -40,9 +54,13 @@ def last_words(outcome: "Outcome", steps: int, folder: Path) -> str:
     from rebracket.train import verdict
 
     if outcome.result is None:
-        again = shlex.join(["rebracket", *sys.argv[1:]])
-        sys.stdout.write(f"stopped at step {outcome.step:,} of {steps:,}, saved; to go on: {again}\n")
+        sys.stdout.write(f"stopped at step {outcome.step:,} of {steps:,}, saved; to go on: {again()}\n")
         raise typer.Exit(STOPPED)
     begin = [f"{folder} is finished: {outcome.step:,} of {steps:,} steps"] if outcome.before else []
     where = [f"curve: {folder / outcome.result['curve']}", f"model: {folder / 'model'}"]
     return "\n".join([*begin, verdict(outcome.result), *where])
+
+
+def again() -> str:
+    """The command of this process."""
+    return shlex.join(["rebracket", *sys.argv[1:]])

@@ -21,6 +21,12 @@ class Batch:
         tokens: [1, T] int64, what the model reads; the first of a document is the document mark.
         targets: [1, T] int64, the token after each; after a document's last token that is the next mark, its end.
         cu_seqlens: [N+1] int64, where sequences begin: at document marks and at each new context; the last is T.
+
+    Example:
+        >>> row = np.array([9, 1, 2, 9, 3, 4], np.uint16)
+        >>> batch = next(ordered(TokenStream(row, 9, 2, 4, ""), 6, 6))
+        >>> batch.targets.tolist(), batch.cu_seqlens.tolist()
+        ([[1, 2, 9, 3, 4, 9]], [0, 3, 6])
     """
 
     tokens: Tensor
@@ -67,8 +73,7 @@ class Batches:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.batch_tokens % self.context:
-            raise ValueError(f"batch_tokens must be a multiple of the context {self.context}, got {self.batch_tokens}")
+        whole_contexts(self.batch_tokens, self.context)
         if len(self.stream) <= self.context:
             raise ValueError(
                 f"text must be longer than one context of {self.context} tokens, got {len(self.stream)}; "
@@ -81,7 +86,7 @@ class Batches:
         return len(self.stream) // self.context
 
     def __getitem__(self, number: int) -> Batch:
-        per_batch = self.batch_tokens // self.context
+        per_batch = whole_contexts(self.batch_tokens, self.context)
         first = number * per_batch
         starts = [self._start(context) for context in range(first, first + per_batch)]
         return gather(self.stream, np.array(starts), self.context)
@@ -90,6 +95,13 @@ class Batches:
         epoch, place = divmod(number, self.contexts)
         moved = int(mixed(self.seed, epoch, 1)[0]) % len(self.stream)
         return moved + int(order(self.seed, epoch, self.contexts)[place]) * self.context
+
+
+def whole_contexts(batch_tokens: int, context: int) -> int:
+    """Contexts in a batch, or a ValueError where the last would be cut."""
+    if batch_tokens % context:
+        raise ValueError(f"batch_tokens must be a multiple of the context {context}, got {batch_tokens}")
+    return batch_tokens // context
 
 
 def ordered(stream: TokenStream, context: int, batch_tokens: int, limit: int = 0) -> Iterator[Batch]:
@@ -103,6 +115,8 @@ def ordered(stream: TokenStream, context: int, batch_tokens: int, limit: int = 0
 
     Yields:
         The batches; their targets together are every token and every end of a document, once (without a limit).
+
+    Cost: a batch reads its tokens from the memory map.
 
     Example:
         >>> row = np.array([9, 1, 2, 9, 3, 4], np.uint16)

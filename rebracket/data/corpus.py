@@ -28,6 +28,12 @@ class Corpus:
         tokenizer: the one the streams were made with.
         train: documents to learn from.
         held_out: documents never learned from, the tokenizer included.
+
+    Example:
+        >>> import numpy as np
+        >>> streams = (TokenStream(np.array([256, 104], np.uint16), 256, 1, 1, digest) for digest in ("a", "b"))
+        >>> Corpus(Tokenizer.bytes(), *streams).digest[:8]
+        'c8687a08'
     """
 
     tokenizer: Tokenizer
@@ -67,6 +73,8 @@ def load_corpus(
     Raises:
         FileNotFoundError: a source or the tokenizer is not there.
         ValueError: no text, or an argument outside its range.
+
+    Cost: the text is held in memory; learning a tokenizer takes about a second per 10 MB and core, and is done once.
 
     Example:
         >>> import tempfile

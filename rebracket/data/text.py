@@ -116,6 +116,8 @@ def hold_out(documents: Sequence[Document], fraction: float) -> tuple[tuple[Docu
     Raises:
         ValueError: a fraction outside (0, 0.5], or text too short to cut.
 
+    Cost: each text is hashed once.
+
     Example:
         >>> train, held_out = hold_out([Document("novel", "one line\n" * 100)], 0.1)
         >>> len(train[0].text), held_out[0].name

@@ -33,6 +33,11 @@ class TokenStream:
         documents: how many documents.
         nbytes: length of their text in UTF-8.
         digest: SHA-256 of texts and tokenizer, in hex.
+
+    Example:
+        >>> stream = TokenStream(np.array([256, 104, 105], np.uint16), mark=256, documents=1, nbytes=2, digest="")
+        >>> len(stream)
+        3
     """
 
     tokens: np.ndarray
@@ -58,6 +63,11 @@ class About:
 
 def cache_folder() -> Path:
     """Where token files are kept: `$REBRACKET_CACHE`, or `rebracket` in the user's cache folder.
+
+    Returns:
+        The folder, which need not exist.
+
+    Cost: none.
 
     Example:
         >>> os.environ["REBRACKET_CACHE"] = "/somewhere/else"

@@ -4,10 +4,10 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from types import MappingProxyType, ModuleType
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops.names import nearest
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 NOT_MAPS = {"base"}
@@ -65,10 +65,3 @@ def find(module: ModuleType) -> Callable[..., FeatureMap]:
     if len(maps) != 1:
         raise TypeError(f"{module.__name__} must define one FeatureMap, found {[item.__name__ for item in maps]}")
     return maps[0]
-
-
-def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """The end of a sentence that advises: the nearest known name, and all of them."""
-    close = get_close_matches(name, known, n=1)
-    meant = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{meant} known: {', '.join(known) or 'none'}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Self, final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rebracket.nn.cache import LayerCache
 from rebracket.ops.files import read_tensors, write_tensors
@@ -53,6 +54,15 @@ class ModelCache:
         """The caches of some sequences, in the given order; rows may repeat. A slice shares memory, other rows copy."""
         return type(self)(tuple(layer.select(rows) for layer in self.layers))
 
+    @classmethod
+    def join(cls, caches: Iterable[Self]) -> Self:
+        """The rows of several caches of one model in one.
+
+        Keys and values of unlike length get zeros before the shorter ones, as `KeyValues` wants them.
+        """
+        named = [cache.to_tensors() for cache in caches]
+        return cls.from_tensors({name: stacked([tensors[name] for tensors in named]) for name in named[0]})
+
     def to(self, target: torch.device | str | torch.dtype) -> Self:
         """The cache on another device or in another dtype."""
         return type(self)(tuple(layer.to(target) for layer in self.layers))
@@ -94,3 +104,11 @@ class ModelCache:
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Parts [N,L,...] in one [sum of N, largest L, ...]; only keys and values differ in L."""
+    if parts[0].ndim == 1:
+        return torch.cat(list(parts))
+    L = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, [0, 0] * (part.ndim - 2) + [L - part.shape[1], 0]) for part in parts])

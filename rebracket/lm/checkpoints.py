@@ -7,11 +7,12 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
@@ -19,6 +20,7 @@ from rebracket.lm.tokenizer import Tokenizer
 from rebracket.ops.files import read_tensors, write_tensors
 
 KIND, VERSION = "rebracket.model", 1
+FEW = 3
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
 
@@ -74,16 +76,19 @@ def load_model(
         ValueError: If a file is damaged or foreign, or the weights are not those of the config.
 
     Cost: the weights read once.
+
+    Example:
+        >>> load_model("no/such/model")
+        Traceback (most recent call last):
+        FileNotFoundError: no/such/model/config.json: no such file; a model's folder holds ...
     """
     folder = Path(folder)
     config = read_config(folder / CONFIG)
     tensors, _ = read_tensors(folder / WEIGHTS, KIND, VERSION)
     with torch.device("meta"):
         model = LanguageModel(config)
-    try:
-        model.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"{folder}: {WEIGHTS} holds other weights than {CONFIG} asks for: {error}") from error
+    refuse_other_weights(model, tensors, f"{folder}: {WEIGHTS} holds other weights than {CONFIG} asks for")
+    model.load_state_dict(tensors, assign=True)
     return model.to(device), Tokenizer.load(folder / TOKENIZER)
 
 
@@ -92,6 +97,9 @@ def model_id(model: LanguageModel) -> str:
 
     Args:
         model: the model; its dtype counts, its device does not.
+
+    Returns:
+        The name.
 
     Cost: one pass over the weights.
 
@@ -109,6 +117,20 @@ def model_id(model: LanguageModel) -> str:
         digest.update(f"{name} {plain.dtype} {list(plain.shape)}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
+
+
+def refuse_other_weights(model: nn.Module, tensors: Mapping[str, Tensor], complaint: str) -> None:
+    """Raises unless the tensors have the names and shapes of the model's weights; the complaint names the first few.
+
+    Raises:
+        ValueError: If they have not.
+    """
+    wanted, found = ({name: list(x.shape) for name, x in of.items()} for of in (model.state_dict(), tensors))
+    unlike = [name for name in sorted(wanted.keys() | found.keys()) if wanted.get(name) != found.get(name)]
+    if unlike:
+        shown = [f"{x} must be {wanted.get(x, 'absent')}, is {found.get(x, 'absent')}" for x in unlike[:FEW]]
+        more = [f"and {len(unlike) - FEW} more"] if len(unlike) > FEW else []
+        raise ValueError(f"{complaint}: {'; '.join([*shown, *more])}")
 
 
 def read_config(path: Path) -> Config:

@@ -11,8 +11,8 @@ from typing import Any, Self, final
 import torch
 
 from rebracket.nn import presets
-from rebracket.nn.folders import nearest
 from rebracket.nn.mixer import MixerSize
+from rebracket.ops.names import nearest
 
 PATTERN_KEYS = ("depth", "pattern", "mixers")
 
@@ -49,8 +49,7 @@ class LayerConfig:
     def __post_init__(self) -> None:
         known = presets.names()
         if self.mixer not in known:
-            meant = nearest(self.mixer, known)
-            raise ValueError(f"mixer {self.mixer!r} is unknown{meant}; they are {', '.join(known)}")
+            raise ValueError(f"mixer {self.mixer!r} is unknown{nearest(self.mixer, known)}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, d_model: int, where: str = "layer") -> Self:
@@ -134,6 +133,7 @@ class Config:
         return tuple(self.checked_size(layer, i) for i, layer in enumerate(self.layers))
 
     def checked_size(self, layer: LayerConfig, index: int) -> MixerSize:
+        """The size of one layer, or a ValueError that names the layer."""
         try:
             size = layer.size(self, index)
             presets.check(layer.mixer, size)
@@ -220,7 +220,7 @@ def table(values: object, where: str) -> Mapping[str, Any]:
 def refuse_unknown(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
     for key in values:
         if key not in known:
-            raise ValueError(f"{where}: {key!r} is unknown{nearest(key, known)}; known are {', '.join(sorted(known))}")
+            raise ValueError(f"{where}: {key!r} is unknown{nearest(key, sorted(known))}")
 
 
 def refuse_missing(values: Mapping[str, Any], needed: Collection[str], where: str) -> None:

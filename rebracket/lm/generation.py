@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import model_id
@@ -71,6 +69,11 @@ class Row:
         unfinished: bytes of a character that is not whole yet.
         held: text not shown yet, because it may be the beginning of a stop string.
         ended: whether the text is over.
+
+    Example:
+        >>> row = Row(seed=3, last=256, unfinished=bytes([195]))
+        >>> Row.from_dict(row.to_dict()) == row
+        True
     """
 
     seed: int
@@ -100,6 +103,10 @@ class Piece(NamedTuple):
         token: its id.
         text: the characters that became certain; often none, sometimes more than the token's own.
         ended: whether the text is over with it.
+
+    Example:
+        >>> Piece(row=0, token=104, text="h", ended=False).text
+        'h'
     """
 
     row: int
@@ -163,7 +170,7 @@ class Generation:
             return self._cache
         growing = {n: self._cache.select([place]) for place, n in enumerate(self._growing)}
         each = growing | self._resting
-        return join([each[n] for n in range(len(self._rows))])
+        return ModelCache.join([each[n] for n in range(len(self._rows))])
 
     @property
     def nbytes(self) -> int:
@@ -337,20 +344,3 @@ def refuse_other(path: str | PathLike[str], about: Mapping[str, str], here: Mapp
     for name, mine in here.items():
         if about.get(name) != mine:
             raise ValueError(f"{path}: state from another {name}: it was made by {about.get(name)}, this is {mine}")
-
-
-def join(caches: Iterable[ModelCache]) -> ModelCache:
-    """The rows of several caches of one model in one.
-
-    Keys and values of unlike length get zeros before the shorter ones, as `KeyValues` wants them.
-    """
-    named = [cache.to_tensors() for cache in caches]
-    return ModelCache.from_tensors({name: stacked([tensors[name] for tensors in named]) for name in named[0]})
-
-
-def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Parts [N,L,...] in one [sum of N, largest L, ...]; only keys and values differ in L."""
-    if parts[0].ndim == 1:
-        return torch.cat(list(parts))
-    L = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, [0, 0] * (part.ndim - 2) + [L - part.shape[1], 0]) for part in parts])

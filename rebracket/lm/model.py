@@ -23,7 +23,11 @@ from rebracket.ops.validate import Mode
 
 @final
 class ModelOutput(NamedTuple):
-    """What a language model returns: logits [B,T,vocab], or [B,vocab] for one token, and the cache after them.
+    """What a language model returns.
+
+    Args:
+        logits: [B,T,vocab], or [B,vocab] for one token.
+        cache: what the model keeps of all tokens so far.
 
     Example:
         >>> ModelOutput(torch.zeros(1, 2, 3), ModelCache(())).logits.shape
@@ -160,6 +164,7 @@ class LanguageModel(nn.Module):
     def run(
         self, block: Block, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
     ) -> tuple[Tensor, LayerCache]:
+        """One block over a stretch, its activations kept or made again in the backward pass."""
         if not (self.recompute and torch.is_grad_enabled()):
             return block(x, cache, cu_seqlens, mode)
         result = checkpoint(block, x, cache, cu_seqlens, mode, use_reentrant=False)

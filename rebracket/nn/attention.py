@@ -124,12 +124,14 @@ class LinearAttention(Mixer):
     def convolve(
         self, qkv: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        """A stretch through the convolution, if there is one, and the tail that it leaves."""
         if self.convolution is None:
             return qkv, None
         tail = None if cache is None or cache.tail is None else cache.tail.to(qkv.dtype)
         return self.convolution(qkv, tail, cu_seqlens)
 
     def convolve_one(self, qkv: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor | None]:
+        """The same for one token."""
         if self.convolution is None or cache.tail is None:
             return qkv, None
         return self.convolution.step(qkv, cache.tail.to(qkv.dtype))
@@ -154,6 +156,7 @@ class LinearAttention(Mixer):
         return q, k, advance(seen, q.shape[1], cu_seqlens)
 
     def turn_one(self, q: Tensor, k: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same for one token."""
         q, k, seen = self.turn(q.unsqueeze(1), k.unsqueeze(1), cache, None)
         return q.squeeze(1), k.squeeze(1), seen
 
@@ -192,6 +195,7 @@ class LinearAttention(Mixer):
         return LayerCache(state, self.empty_tail(rows, dtype, device), seen)
 
     def empty_tail(self, rows: int, dtype: torch.dtype, device: torch.device | str) -> Tensor | None:
+        """What a convolution has before the first token, if there is one."""
         if self.convolution is None:
             return None
         return torch.zeros(rows, self.convolution.width - 1, sum(self.widths), dtype=dtype, device=device)

@@ -1,10 +1,10 @@
 """Folders in which a file's name is its registration."""
 
-import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterable
 from types import ModuleType
+
+from rebracket.ops.names import nearest
 
 
 def names(package: ModuleType) -> tuple[str, ...]:
@@ -25,11 +25,5 @@ def load(package: ModuleType, name: str, what: str) -> ModuleType:
     """
     known = names(package)
     if name not in known:
-        raise ValueError(f"{what} {name!r} is unknown{nearest(name, known)}; the names are {', '.join(known)}")
+        raise ValueError(f"{what} {name!r} is unknown{nearest(name, known)}")
     return importlib.import_module(f"{package.__name__}.{name}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The words ", did you mean 'x'?" for the known name most like `name`, or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {found[0]!r}?" if found else ""

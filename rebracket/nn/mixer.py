@@ -100,6 +100,14 @@ class Mixer(nn.Module, ABC):
 
     Args:
         size: the sizes it was built from.
+
+    Example:
+        >>> import torch
+        >>> from rebracket.nn import presets
+        >>> mixer = presets.make("gla", MixerSize(d_model=8, heads=2, key_heads=2, key_dim=3, value_dim=5))
+        >>> y, cache = mixer(torch.ones(1, 6, 8))
+        >>> isinstance(mixer, Mixer), y.shape
+        (True, torch.Size([1, 6, 8]))
     """
 
     def __init__(self, size: MixerSize) -> None:

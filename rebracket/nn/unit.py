@@ -40,6 +40,7 @@ class UnitFeatures(FeatureMap):
         return l2_normalize(self.inner.features(x))
 
     def query_features(self, x: Tensor) -> Tensor:
+        """Those of queries, of unit length."""
         return l2_normalize(self.inner.query_features(x))
 
     def reset_parameters(self) -> None:

@@ -12,7 +12,12 @@ from rebracket.ops.writes.delta import Delta
 
 
 class Write(nn.Module, ABC):
-    """A layer from tokens and keys to a write rule, for a stretch of tokens and for one alike."""
+    """A layer from tokens and keys to a write rule, for a stretch of tokens and for one alike.
+
+    Example:
+        >>> isinstance(DeltaWrite(8, 2), Write)
+        True
+    """
 
     @abstractmethod
     def forward(self, x: Tensor, k: Tensor) -> WriteRule:

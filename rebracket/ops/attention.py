@@ -34,7 +34,8 @@ def linear_attention(
 
         S~_t = Diag(exp(log_decay_t)) S_{t-1},   S_t = S~_t + (what `write` adds),   o_t = scale S_t^T q_t
 
-    Every mode and backend gives the same outputs, state and gradients.
+    Every mode and backend gives the same outputs, state and gradients. Numbers have to be finite: an infinity or NaN in
+    k or v at t makes NaN of earlier outputs too, those of its chunk, where it meets a weight of 0.
 
     Args:
         q: queries [B,T,Hq,K], a feature map already applied; float32, bfloat16, float16 (float32 inside) or float64.
@@ -65,7 +66,8 @@ def linear_attention(
         TypeError: an argument of the wrong kind.
 
     Cost: per token and head C (K + V) + 4 K V operations for additive rules, 2 C (K + V) + 6 K V for erasing ones, C
-    being T in parallel mode; the state is H K V numbers a sequence.
+    being T in parallel mode; not causal 4 K V in parallel mode without decay, else twice as much. The state is H K V
+    numbers a sequence.
 
     Source: Katharopoulos et al. 2020; Yang et al. 2024 (chunked delta rule); Dao and Gu 2024 (state-space duality).
 
@@ -123,6 +125,8 @@ def step(
 
     Cost: 4 K V operations a head (6 K V erasing) and the state read and written once, whatever came before.
 
+    Source: Katharopoulos et al. 2020, whose transformer is a recurrent network of this step.
+
     Example:
         >>> import torch, rebracket as rb
         >>> state = rb.State.zeros(1, 2, 4, 5)
@@ -140,6 +144,7 @@ def step(
     if repeat is not None:
         return repeat(tensors, state)
     call = validate.token(q, k, v, log_decay, write, bonus, normalize, scale, state)
+    validate.check_truth("inplace", inplace)
     if inplace:
         validate.check_inplace(state, call)
     chosen = choose(call, backend)
@@ -168,8 +173,35 @@ def explain(
 ) -> Plan:
     """The plan of a call of `linear_attention`: backend, mode, chunk, the reasons, operations, bytes and state size.
 
-    Takes the arguments of `linear_attention` and raises what it would raise; computes nothing, so tensors on the meta
-    device do. Operations per token and head: C (K + V) + 4 K V, erasing 2 C (K + V) + 6 K V.
+    operations = B T H (C (K + V) + 4 K V), erasing B T H (2 C (K + V) + 6 K V)
+
+    Args:
+        q: as in `linear_attention`; of this and all other tensors only shape, dtype and device are looked at, so
+            tensors on the meta device do.
+        k: as in `linear_attention`.
+        v: as in `linear_attention`.
+        log_decay: as in `linear_attention`.
+        write: as in `linear_attention`.
+        bonus: as in `linear_attention`.
+        normalize: as in `linear_attention`.
+        scale: as in `linear_attention`.
+        state: as in `linear_attention`.
+        cu_seqlens: as in `linear_attention`; its offsets are checked where they have numbers.
+        causal: as in `linear_attention`; False costs 4 K V a token and head without decay in parallel mode, else twice.
+        mode: as in `linear_attention`.
+        chunk: as in `linear_attention`.
+        backend: as in `linear_attention`.
+
+    Returns:
+        The plan; printed, it is a table.
+
+    Raises:
+        ValueError: as `linear_attention`.
+        TypeError: as `linear_attention`.
+
+    Cost: nothing that grows with a tensor is computed.
+
+    Source: the chunked form of Yang et al. 2024, counted; a multiply-add is 2.
 
     Example:
         >>> import torch, rebracket as rb
@@ -178,7 +210,7 @@ def explain(
         backend reference, mode chunk, chunk 64, state 131,072 bytes
         ...
     """
-    call = validate.recurrence(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens)
-    if not causal:
-        bidirectional.check(call)
+    call = validate.recurrence(
+        q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens, lower=validate.outlined
+    )
     return plan(call, mode, chunk, backend, causal)

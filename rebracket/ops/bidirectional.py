@@ -33,14 +33,17 @@ def check(call: Recurrence) -> None:
 
 def run(backend: Backend, call: Recurrence, mode: str, chunk: int) -> Output:
     """The whole call; the state returned is that of the forward direction."""
-    check(call)
     exact = call.in_full_precision()
     counted = normalizer.counted(exact) if call.normalize else exact
-    one_pass = call.log_decay is None and mode == "parallel"
     with without_autocast(call.q):
-        out, state = read_finished(counted) if one_pass else read_both_ways(backend, counted, chunk)
+        out, state = read_finished(counted) if one_pass(call, mode) else read_both_ways(backend, counted, chunk)
     out, state = normalizer.divided(out, state) if call.normalize else (out, state)
     return Output(out.to(call.q.dtype), state)
+
+
+def one_pass(call: Recurrence, mode: str) -> bool:
+    """Whether all tokens read one finished state, which takes no order of time: without decay, in parallel."""
+    return call.log_decay is None and mode == "parallel"
 
 
 def read_finished(call: Recurrence) -> Output:

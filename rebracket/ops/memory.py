@@ -10,7 +10,7 @@ from torch import Tensor
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
-from rebracket.ops.validate import check_tensor, check_write
+from rebracket.ops.validate import check_places, check_tensor, check_write
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -31,7 +31,13 @@ class AssociativeMemory:
     Capacity, unit random keys: additive writing recalls with squared error (n - 1) / K after n pairs; `Delta(1.0)`
     recalls the newest value of a rewritten key exactly.
 
+    Raises:
+        ValueError: K or V below 1; later, keys or values of another size or on another device.
+        TypeError: write is no write rule; later, a key or value that is no tensor.
+
     Cost: 4 K V operations a pair written (6 K V with `Delta`), 2 K V a read.
+
+    Source: Kohonen 1972 (correlation matrix memories); Widrow and Hoff 1960 (the delta rule).
 
     Example:
         >>> import torch, rebracket as rb
@@ -68,6 +74,7 @@ class AssociativeMemory:
         """The values [..., V] that queries [..., K] recall."""
         check_tensor("q", q)
         memory = self.state.memory[0, 0]
+        check_places(memory, {"q": q})
         if q.ndim == 0 or q.shape[-1] != memory.shape[0]:
             raise ValueError(f"q must be [..., K = {memory.shape[0]}], got {list(q.shape)}")
         with without_autocast(q):
@@ -84,6 +91,7 @@ class AssociativeMemory:
         """One row or n rows as [1,n,1,D]."""
         D = self.state.memory.shape[dim]
         check_tensor(name, x)
+        check_places(self.state.memory, {name: x})
         if x.ndim not in (1, 2) or x.shape[-1] != D:
             raise ValueError(f"{name} must be [{D}] or [n,{D}], got {list(x.shape)}")
         return x.to(self.state.memory.dtype).reshape(1, -1, 1, D)

@@ -18,6 +18,7 @@ from torch import Tensor
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
+from rebracket.ops.validate import check_places
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 
@@ -33,7 +34,10 @@ class Segment:
         transition: M: [N,H,K], a diagonal, for additive rules; [N,H,K,K] for rules that read back.
         written: W, the state that the stretch leaves when it starts from nothing.
 
-    Cost: K + K V numbers a head, K K + K V for erasing rules, whatever the length.
+    Cost: K + K V numbers a head, K K + K V for erasing rules, whatever the length; for these `of` runs the stretch a
+    second time, with K value columns, to know M. Who has the state before a stretch need not: passing it on is cheaper.
+
+    Source: Blelloch 1990 (scans of linear recurrences); Martin and Cundy 2018; Yang et al. 2024 for erasing rules.
 
     Example:
         >>> import torch, rebracket as rb
@@ -59,7 +63,7 @@ class Segment:
         cu_seqlens: Tensor | None = None,
         backend: str = "auto",
     ) -> Self:
-        """The pair of a stretch; the arguments are those of `linear_attention`."""
+        """The pair of a stretch; the arguments are those of `linear_attention`, which raises what does not fit."""
         q = k[:, :: write.entries]
         _, written = linear_attention(
             q, k, v, log_decay=log_decay, write=write, normalize=normalize, cu_seqlens=cu_seqlens, backend=backend
@@ -82,13 +86,17 @@ class Segment:
         return cls(moved.memory, written)
 
     def apply(self, state: State) -> State:
-        """The state after the stretch, for the state before it."""
+        """The state after the stretch, for the state before it, of the same N, H, K, V."""
+        memory = self.written.memory
+        check_places(memory, {"state.memory": state.memory, "state.key_sum": state.key_sum})
+        if state.memory.shape != memory.shape:
+            raise ValueError(f"state.memory must be [N,H,K,V] = {list(memory.shape)}, got {list(state.memory.shape)}")
         key_sum = self.written.key_sum
         if key_sum is not None:
             if state.key_sum is None:
                 raise ValueError("state must hold key_sum for a segment made with normalize=True")
             key_sum = self.transition * state.key_sum + key_sum
-        return State(move(self.transition, state.memory) + self.written.memory, key_sum)
+        return State(move(self.transition, state.memory) + memory, key_sum)
 
 
 def diagonal(log_decay: Tensor | None, written: State, T: int, cu_seqlens: Tensor | None) -> Tensor:
@@ -129,6 +137,20 @@ def compose(first: Segment, second: Segment) -> Segment:
 
     The operation is associative, which is all that a parallel scan, a prefix cache or sequence parallelism needs.
 
+    Args:
+        first: the pair of the earlier stretch.
+        second: the pair of the stretch behind it, of the same sizes and write rule.
+
+    Returns:
+        The pair of both.
+
+    Raises:
+        ValueError: the transitions differ in shape, or the second pair has a sum of keys and the first has none.
+
+    Cost: K + 2 K V operations a head, 2 K K (K + V) for erasing rules, whatever the lengths.
+
+    Source: Blelloch 1990.
+
     Example:
         >>> import torch, rebracket as rb
         >>> a, b = (rb.Segment.of(torch.randn(1, 3, 2, 4), torch.randn(1, 3, 2, 5)) for _ in range(2))
@@ -147,6 +169,22 @@ def compose(first: Segment, second: Segment) -> Segment:
 
 def scan(segments: Iterable[Segment], state: State) -> list[State]:
     """The states at the borders of consecutive stretches: before the first, between them, after the last.
+
+    S_0 = state,   S_i = M_i S_{i-1} + W_i
+
+    Args:
+        segments: the pairs of n stretches in order.
+        state: the state before the first, N, H, K, V as theirs.
+
+    Returns:
+        n + 1 states.
+
+    Raises:
+        ValueError: the state does not fit a segment.
+
+    Cost: 2 K V operations a stretch and head, 2 K K V for erasing rules.
+
+    Source: Blelloch 1990.
 
     Example:
         >>> import torch, rebracket as rb

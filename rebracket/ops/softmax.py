@@ -15,7 +15,7 @@ from rebracket.ops.files import read_tensors, write_tensors
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import Rows
-from rebracket.ops.validate import check_packing, check_rank
+from rebracket.ops.validate import check_packing, check_places, check_rank, check_truth
 from rebracket.ops.write import Sizes
 
 KIND, VERSION = "rebracket.key_values", 1
@@ -38,6 +38,10 @@ class KeyValues:
 
     Raises:
         ValueError: If the shapes do not fit together or seen is not int64.
+
+    Cost: L (Hk K + Hv V) numbers a sequence, a token more for each token until a window is full.
+
+    Source: Vaswani et al. 2017, whose keys and values are kept instead of made again.
 
     Example:
         >>> cache = KeyValues.empty(2, 3, 4, 3, 5)
@@ -174,7 +178,10 @@ def softmax_attention(
         True
     """
     sizes = measure(q, k, v)
+    check_truth("causal", causal)
     check_reach(causal, window, state)
+    held = state.tensors() if isinstance(state, KeyValues) else {}
+    check_places(q, {"k": k, "v": v, "cu_seqlens": cu_seqlens, **{f"state.{name}": x for name, x in held.items()}})
     check_packing(cu_seqlens, sizes)
     check_cache(state, k, v, sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     reach = Reach(sizes.K**-0.5 if scale is None else float(scale), causal, window)

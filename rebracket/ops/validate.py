@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -15,6 +16,25 @@ from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
 
 Mode = Literal["auto", "parallel", "chunk", "recurrent"]
 MODES = ("parallel", "chunk", "recurrent")
+Lowering = Callable[[Tensor, Tensor, WriteRule, Tensor | None, Sizes], Writes]
+
+
+def lowered(k: Tensor, v: Tensor, write: WriteRule, cu_seqlens: Tensor | None, sizes: Sizes) -> Writes:
+    """The canonical writes. A tail may hold anything: what a rule computes with is zero there, gradients included."""
+    if cu_seqlens is None or not has_tail(cu_seqlens, sizes.T):
+        return write.lower(k, v)
+    tail = torch.arange(sizes.T * write.entries, device=k.device) >= cu_seqlens[-1] * write.entries
+    quiet = partial(zero_where, tail)
+    return write.each_tensor(quiet).lower(quiet(k), quiet(v))
+
+
+def outlined(k: Tensor, v: Tensor, write: WriteRule, *_: object) -> Writes:
+    """The canonical writes as a plan needs them: shapes and dtypes, on the meta device, where nothing is computed."""
+    return write.each_tensor(without_numbers).lower(without_numbers(k), without_numbers(v))
+
+
+def without_numbers(x: Tensor) -> Tensor:
+    return x.to("meta")
 
 
 def recurrence(
@@ -28,16 +48,21 @@ def recurrence(
     scale: float | None,
     state: State | None,
     cu_seqlens: Tensor | None,
+    lower: Lowering = lowered,
 ) -> Recurrence:
-    """The checked call as the canonical recurrence."""
+    """The checked call as the canonical recurrence, its writes made by `lower`."""
     check_write(write)
+    check_truth("normalize", normalize)
     sizes = measure(q, k, v, write.entries)
     write.check(sizes)
     check_axes(log_decay, write, bonus, normalize, sizes)
+    held = state.tensors() if isinstance(state, State) else {}
+    check_places(q, {"k": k, "v": v, "log_decay": log_decay, "bonus": bonus, "cu_seqlens": cu_seqlens})
+    check_places(q, write.tensors() | {f"state.{name}": x for name, x in held.items()})
     check_packing(cu_seqlens, sizes)
     checked = Recurrence(
         q,
-        lowered(k, v, write, cu_seqlens, sizes),
+        lower(k, v, write, cu_seqlens, sizes),
         log_decay,
         bonus,
         normalize,
@@ -71,18 +96,14 @@ def token(
     return recurrence(q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None)
 
 
-def lowered(k: Tensor, v: Tensor, write: WriteRule, cu_seqlens: Tensor | None, sizes: Sizes) -> Writes:
-    """The canonical writes. A tail may hold anything: what a rule computes with is zero there, gradients included."""
-    if cu_seqlens is None or not has_tail(cu_seqlens, sizes.T):
-        return write.lower(k, v)
-    tail = torch.arange(sizes.T * write.entries, device=k.device) >= cu_seqlens[-1] * write.entries
-    quiet = partial(zero_where, tail)
-    return write.each_tensor(quiet).lower(quiet(k), quiet(v))
-
-
 def has_tail(cu_seqlens: Tensor, T: int) -> bool:
     """Whether tokens follow the last sequence; a traced program must reckon with it."""
-    return torch.compiler.is_compiling() or int(cu_seqlens[-1]) < T
+    return not readable(cu_seqlens) or int(cu_seqlens[-1]) < T
+
+
+def readable(x: Tensor) -> bool:
+    """Whether the numbers of x can be looked at: not while a program is traced, and not where there are none."""
+    return not (torch.compiler.is_compiling() or x.is_meta)
 
 
 def zero_where(tail: Tensor, x: Tensor) -> Tensor:
@@ -97,6 +118,21 @@ def check_write(write: object) -> None:
         raise TypeError(f"write must be a write rule such as Additive() or Delta(beta), got {type(write).__name__}")
 
 
+def check_truth(name: str, x: object) -> None:
+    if not isinstance(x, bool):
+        raise TypeError(f"{name} must be True or False, got {x!r}")
+
+
+def check_places(first: Tensor, others: Mapping[str, object]) -> None:
+    """Raises unless every tensor lies where the first one does; what is no tensor is refused elsewhere."""
+    device = first.device
+    for name, x in others.items():
+        if isinstance(x, Tensor) and x.device != device:
+            raise ValueError(
+                f"{name} must be on {device} like the rest of the call, got {x.device}; pass {name}.to({str(device)!r})"
+            )
+
+
 def measure(q: Tensor, k: Tensor, v: Tensor, entries: int) -> Sizes:
     """The letters of the call, read off q and v; k must agree."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -105,12 +141,12 @@ def measure(q: Tensor, k: Tensor, v: Tensor, entries: int) -> Sizes:
     H, V = v.shape[2:]
     if K == 0 or V == 0 or Hq == 0 or H == 0:
         raise ValueError(f"heads and dimensions must be at least 1, got q {list(q.shape)} and v {list(v.shape)}")
-    if H % Hq:
-        raise ValueError(f"heads of q must divide heads of v, got Hq = {Hq} and H = {H}; shapes are [B,T,H,D]")
     sizes = Sizes(B, T, Hq, H, K, V)
     times = "T" if entries == 1 else f"T*{entries}"
     check_shape("k", k, sizes, f"B,{times},Hq,K")
     check_shape("v", v, sizes, f"B,{times},H,V")
+    if H % Hq:
+        raise ValueError(f"heads of q must divide heads of v, got Hq = {Hq} and H = {H}; shapes are [B,T,H,D]")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; convert them to one")
     return sizes
@@ -188,7 +224,7 @@ def check_packing(cu_seqlens: Tensor | None, sizes: Sizes) -> None:
         raise ValueError(
             f"cu_seqlens needs B = 1 (sequences packed in one row), got B = {sizes.B}; reshape to [1,B*T,...]"
         )
-    if not torch.compiler.is_compiling():
+    if readable(cu_seqlens):
         check_offsets(cu_seqlens, sizes.T)
 
 
@@ -210,6 +246,7 @@ def check_state(state: State | None, call: Recurrence) -> None:
         return
     if not isinstance(state, State):
         raise TypeError(f"state must be a State, got {type(state).__name__}; wrap a tensor as State(memory)")
+    check_numbers(state)
     sizes = call.sizes
     expected = (call.sequences, sizes.H, sizes.K, sizes.V)
     if tuple(state.memory.shape) != expected:
@@ -218,6 +255,12 @@ def check_state(state: State | None, call: Recurrence) -> None:
         raise ValueError("state must hold key_sum when normalize is True; it comes from a call with normalize=True")
     if state.key_sum is not None and tuple(state.key_sum.shape) != expected[:3]:
         raise ValueError(f"state.key_sum must be [N,H,K] = {list(expected[:3])}, got {list(state.key_sum.shape)}")
+
+
+def check_numbers(state: State) -> None:
+    for name, x in state.tensors().items():
+        if not x.is_floating_point():
+            raise TypeError(f"state.{name} must be a floating-point tensor, got {x.dtype}; use state.to(torch.float32)")
 
 
 def check_mode(mode: str, chunk: int | None) -> None:

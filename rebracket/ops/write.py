@@ -75,10 +75,13 @@ class WriteRule(ABC):
         """The same rule for values of another dimension that are all zero; what concerns values only becomes zero."""
         return self
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
     def each_tensor(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A copy of the rule whose tensors went through `change`."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return type(self)(**{name: change(x) if isinstance(x, Tensor) else x for name, x in fields.items()})
+        return type(self)(**vars(self) | {name: change(x) for name, x in self.tensors().items()})
 
 
 def check_shape(name: str, x: Tensor, sizes: Sizes, *allowed: str) -> None:
@@ -101,12 +104,28 @@ def hint(name: str, seen: tuple[int, ...], sizes: Sizes, allowed: tuple[str, ...
     for letters in allowed:
         wanted = sizes.shape(letters)
         if len(seen) == len(wanted) >= 3 and (seen[0], seen[2], seen[1], *seen[3:]) == wanted:
-            return f"; this looks head-first: pass {name}.transpose(1, 2)"
+            others = ", or those of q, k and v if it is they" if name == "log_decay" else ""
+            return f"; this looks head-first: pass {name}.transpose(1, 2){others}"
         if seen == (*wanted, 1):
             return f"; pass {name}.squeeze(-1)"
         if len(wanted) >= 3 and seen == (*wanted[:2], sizes.Hq, *wanted[3:]):
             return f"; it is given per head of v: pass {name}.repeat_interleave({sizes.H // sizes.Hq}, 2)"
-    return "; time stands before the heads, [B,T,heads,dim]" if name in ("k", "v") else ""
+    return hint_of_keys(seen, sizes) if name == "k" else hint_of_values(seen, sizes) if name == "v" else ""
+
+
+def hint_of_keys(seen: tuple[int, ...], sizes: Sizes) -> str:
+    if seen[2] == sizes.H != sizes.Hq:
+        return f"; k has as many heads as q, not as v: pass q.repeat_interleave({sizes.H // sizes.Hq}, 2)"
+    return ""
+
+
+def hint_of_values(seen: tuple[int, ...], sizes: Sizes) -> str:
+    """H is read off v, so that a head-first v shows by its time alone."""
+    if seen[2] == sizes.T:
+        return "; this looks head-first: pass v.transpose(1, 2)"
+    if seen[2] == sizes.Hq and seen[1] % max(sizes.T, 1) == 0:
+        return "; q, k and v look head-first: pass the transpose(1, 2) of each, time before heads"
+    return ""
 
 
 def check_beta(beta: float | Tensor, sizes: Sizes, steps: str = "T") -> None:

@@ -349,7 +349,9 @@ FAULTS: dict[str, Fault] = {
         Operator(keep_weights_per_channel, SOUND.step),
         ("memory_grows_with_the_tokens", "parallel_mode_holds_no_weight_per_channel"),
     ),
-    "all pairs are kept": Fault(after(keep_all_pairs), ("memory_grows_with_the_tokens",)),
+    "all pairs are kept": Fault(
+        after(keep_all_pairs), ("memory_grows_with_the_tokens", "memory_both_ways_grows_with_the_tokens")
+    ),
     "steps drop the decay": Fault(in_steps_only(step_without_decay), ("step_is_one_token",)),
     "steps are not in place": Fault(in_steps_only(step_elsewhere), ("step_in_place_is_step",)),
     "strides of a state are ignored": Fault(in_steps_only(step_in_dense_memory), ("a_state_is_its_numbers",)),

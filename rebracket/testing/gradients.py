@@ -179,6 +179,16 @@ def memory_grows_with_the_tokens(op: Operator, row: Row) -> None:
             raise AssertionError(f"{what} doubled: bytes per token grew by {ratio:.2f} > {limit}")
 
 
+def memory_both_ways_grows_with_the_tokens(op: Operator, row: Row) -> None:
+    """The same of a call without an order of time, which nobody told a mode."""
+    unordered = Operator(lambda s, row: op.attend(replace(s, causal=False, state=None), row), op.step)
+    memory_grows_with_the_tokens(unordered, row)
+
+
+def unordered() -> Iterator[Row]:
+    return (Row(Case("additive", decay, dtype=torch.float32), "auto", None) for decay in ("none", "token", "channel"))
+
+
 def parallel_mode_holds_no_weight_per_channel(op: Operator, row: Row) -> None:
     """[T,T] is what the parallel mode is made of; [T,T,K] would be K times as much."""
     T, K = 256, 64
@@ -219,5 +229,6 @@ LAWS = (
     Law(autocast_stays_out, casts),
     Law(inference_mode_changes_nothing, inferred),
     Law(memory_grows_with_the_tokens, long),
+    Law(memory_both_ways_grows_with_the_tokens, unordered),
     Law(parallel_mode_holds_no_weight_per_channel, squared),
 )

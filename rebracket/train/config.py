@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, final
 
-from rebracket.train.fields import as_table, check, choice, number, refuse_unknown, section
+from rebracket.lm.config import refuse_unknown
+from rebracket.train.fields import as_table, check, choice, number, section
 
 
 @final
@@ -20,6 +21,10 @@ class DataConfig:
         held_out: expected share of documents to validate with, in (0, 0.5].
         tokenizer: "bpe", "bytes", or the path of a tokenizer.json.
         vocab_size: ids of a learned tokenizer, >= 257.
+
+    Example:
+        >>> DataConfig(tokenizer="bytes").text
+        ('stdlib',)
     """
 
     text: tuple[str, ...] = ("stdlib",)
@@ -45,6 +50,11 @@ class OptimizerConfig:
         eps: added to the root of the second, > 0.
         weight_decay: of matrices; vectors and scalars have none; >= 0.
         clip: largest norm of the whole gradient, > 0.
+
+    Example:
+        >>> OptimizerConfig(floor=2.0)
+        Traceback (most recent call last):
+        ValueError: optimizer.floor must be in [0, 1], got 2.0
     """
 
     learning_rate: float = number(2e-3, 1e-12)
@@ -79,6 +89,10 @@ class LoopConfig:
         keep: how many checkpoints stay, >= 1.
         xz_bytes: how much training text xz may read before the held-out text, for comparison, >= 0.
         tensorboard: also write TensorBoard events.
+
+    Example:
+        >>> LoopConfig(steps=10).precision
+        'float32'
     """
 
     steps: int = number(1000, 1)

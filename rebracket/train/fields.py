@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from rebracket.nn.folders import nearest
+from rebracket.lm.config import refuse_unknown
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+SEVERAL = {float: "numbers", str: "texts"}
 
 
 def number(default: float, least: float = 0.0, most: float = math.inf) -> Any:  # noqa: ANN401 - stands for a field
@@ -57,17 +58,12 @@ def check_field(value: Any, kind: Any, limits: Mapping[str, Any], where: str) ->
 
 
 def check_tuple(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], where: str) -> None:  # noqa: ANN401
-    count = len(kinds) if kinds[-1] is not ... else None
+    count, several = None if kinds[-1] is ... else len(kinds), SEVERAL[kinds[0]]
     if not isinstance(value, tuple) or len(value) != (count or max(1, len(value))):
-        raise TypeError(f"{where} must be a list of {count or 'at least one'} {WORDS[kinds[0]]}, got {value!r}")
+        wanted = f"{count} {several}" if count else f"{several}, at least one"
+        raise TypeError(f"{where} must be a list of {wanted}, got {value!r}")
     for one in value:
         check_field(one, kinds[0], limits, where)
-
-
-def refuse_unknown(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    for key in values:
-        if key not in known:
-            raise ValueError(f"{where}: {key!r} is unknown{nearest(key, known)}; known are {', '.join(known)}")
 
 
 def as_table(config: Any) -> dict[str, Any]:  # noqa: ANN401 - one of three classes

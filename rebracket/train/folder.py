@@ -74,6 +74,19 @@ class RunFolder:
             )
         return None
 
+    def refuse_unusable(self) -> None:
+        """Raises if no run can be written here; makes nothing.
+
+        Raises:
+            NotADirectoryError: a file is in the way.
+            PermissionError: the folder, or the nearest one above it that is there, is not to be written to.
+        """
+        nearest = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(f"{self.path}: {nearest} is a file; give another folder")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(f"{self.path}: {nearest} may not be written to; give another folder")
+
     @contextmanager
     def held(self, config: TrainConfig) -> Iterator[None]:
         """Begins the run, if it has not begun, and keeps other processes out of it.

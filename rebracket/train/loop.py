@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rebracket.data.batches import Batches
+from rebracket.lm.checkpoints import refuse_other_weights
 from rebracket.train.checkpoint import Checkpoint
 from rebracket.train.config import TrainConfig
 from rebracket.train.interrupt import Interrupt
@@ -32,6 +34,10 @@ class Update:
         bits_per_byte: the same code length over the bytes of text predicted.
         learning_rate: used.
         gradient_norm: before clipping.
+
+    Example:
+        >>> Update(step=1, loss=5.5, bits_per_byte=8.0, learning_rate=1e-3, gradient_norm=1.0).step
+        1
     """
 
     step: int
@@ -57,6 +63,20 @@ class Trainer:
     Attributes:
         step: updates made.
         forward: what runs the model: itself, or its compiled form.
+
+    Cost: a step is a forward and a backward pass over `accumulate` rows, and AdamW over the weights.
+
+    Example:
+        >>> import numpy as np
+        >>> from rebracket.data import TokenStream
+        >>> from rebracket.lm import Config, LanguageModel, Tokenizer
+        >>> text = TokenStream(np.array([256, 104, 105] * 20, np.uint16), 256, 20, 40, "")
+        >>> sizes = {"vocab_size": 257, "d_model": 8, "context": 6, "layers": [{"mixer": "gla", "heads": 2}]}
+        >>> model, lengths = LanguageModel(Config.from_dict(sizes)), Tokenizer.bytes().byte_lengths()
+        >>> config = TrainConfig.from_dict({"model": {}, "train": {"steps": 2, "batch_tokens": 12}})
+        >>> trainer = Trainer(model, Batches(text, 6, 12, seed=0), lengths, config, torch.device("cpu"))
+        >>> trainer.advance().step
+        1
     """
 
     def __init__(
@@ -82,7 +102,8 @@ class Trainer:
             FloatingPointError: the loss or the gradient is not finite; nothing has been saved of it.
         """
         rate = learning_rate(self.step, self._config.train.steps, self._config.optimizer)
-        loss, nbytes = self._accumulate()
+        with diverged(self.step):
+            loss, nbytes = self._accumulate()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._config.optimizer.clip).item()
         if not math.isfinite(loss + norm):
             raise FloatingPointError(
@@ -129,10 +150,8 @@ class Trainer:
         self.step += 1
 
     def _restore_weights(self, tensors: dict[str, Tensor]) -> None:
-        try:
-            self.model.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise ValueError(f"the checkpoint holds the weights of another model: {error}") from error
+        refuse_other_weights(self.model, tensors, "the checkpoint holds the weights of another model")
+        self.model.load_state_dict(tensors)
 
 
 @final
@@ -179,6 +198,24 @@ def fit(trainer: Trainer, config: TrainConfig, chores: Chores, screen: Screen) -
     finally:
         screen.end()
     return trainer.step >= config.train.steps
+
+
+@contextmanager
+def diverged(step: int) -> Iterator[None]:
+    """Says why a model is refused after a step of its own: numbers that it once took have run away.
+
+    Args:
+        step: updates made; a model that made none may be refused for another reason.
+
+    Raises:
+        FloatingPointError: in place of a ValueError.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if step == 0:
+            raise
+        raise FloatingPointError(f"step {step + 1}: {error}; lower optimizer.learning_rate") from error
 
 
 def compiled(model: nn.Module) -> nn.Module:

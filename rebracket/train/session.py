@@ -8,17 +8,18 @@ from typing import Any, final
 
 import torch
 
-from rebracket.data.batches import Batches, ordered
+from rebracket.data.batches import Batches, ordered, whole_contexts
 from rebracket.data.corpus import Corpus, load_corpus
 from rebracket.lm.checkpoints import save_model
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
+from rebracket.lm.tokenizer import SMALLEST
 from rebracket.train import checkpoint
 from rebracket.train.compressors import xz
 from rebracket.train.config import DataConfig, LoopConfig, TrainConfig
 from rebracket.train.curve import Curve, draw
 from rebracket.train.folder import RunFolder
-from rebracket.train.loop import Chores, Trainer, Update, fit
+from rebracket.train.loop import Chores, Trainer, Update, diverged, fit
 from rebracket.train.metrics import Metrics, records
 from rebracket.train.progress import Screen
 from rebracket.train.validation import BitsPerByte, validate
@@ -33,6 +34,10 @@ class Outcome:
         step: updates made so far.
         result: the last line of the metrics of a finished run; None if it was stopped before its end.
         before: whether the run was finished before the call.
+
+    Example:
+        >>> Outcome(step=7, result=None).before
+        False
     """
 
     step: int
@@ -41,7 +46,7 @@ class Outcome:
 
 
 def train(config: TrainConfig, out: Path, cache: Path, screen: Screen) -> Outcome:
-    """Trains a language model, from where its folder says it stands.
+    r"""Trains a language model, from where its folder says it stands.
 
     Everything is checked before anything is written. Called again after any death of the process, it goes on to
     bitwise the same losses (on the same machine, with the same number of threads; to rounding with `train.compile`,
@@ -62,12 +67,27 @@ def train(config: TrainConfig, out: Path, cache: Path, screen: Screen) -> Outcom
         FloatingPointError: the loss is not finite.
 
     Cost: memory of the text, of the model with three more numbers per weight, and of one row's activations.
+
+    Example:
+        >>> import tempfile
+        >>> from rebracket.train import Lines
+        >>> sizes = {"d_model": 8, "context": 16, "depth": 1, "pattern": ["gla"], "mixers": {"gla": {"heads": 2}}}
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     _ = Path(home, "novel.txt").write_text("one line of it\n" * 50)
+        ...     data = {"text": [home + "/novel.txt"], "tokenizer": "bytes", "held_out": 0.1}
+        ...     loop = {"steps": 2, "batch_tokens": 32, "validate_every": 0}
+        ...     config = TrainConfig.from_dict({"model": sizes, "data": data, "train": loop})
+        ...     train(config, Path(home, "run"), Path(home, "cache"), Lines()).step
+        training on ...
+        2
     """
     folder = RunFolder(out)
     folder.refuse_other(config)
     result = folder.result()
     if result is not None:
         return Outcome(result["step"], result, before=True)
+    refuse_unsound(config)
+    folder.refuse_unusable()
     session = Session.of(config, folder, corpus_of(config.data, cache, screen), screen)
     with folder.held(config):
         return session.run()
@@ -105,7 +125,6 @@ class Session:
     @classmethod
     def of(cls, config: TrainConfig, folder: RunFolder, corpus: Corpus, screen: Screen) -> "Session":
         """The session of a config, its model at the first step; writes nothing."""
-        require_tensorboard(config.train)
         sizes = model_config(config.model, corpus.tokenizer.vocab_size)
         batches = Batches(corpus.train, sizes.context, config.train.batch_tokens, config.train.seed)
         device = device_of(config.train.device)
@@ -163,7 +182,8 @@ class Session:
         rows = ordered(self._corpus.held_out, self._model.config.context, self._config.train.batch_tokens, limit)
         lengths = self._corpus.tokenizer.byte_lengths()
         device = self._model.embed.weight.device
-        return validate(self._trainer.forward, rows, lengths, device, self._trainer.precision)
+        with diverged(self._trainer.step):
+            return validate(self._trainer.forward, rows, lengths, device, self._trainer.precision)
 
     def _finish(self, metrics: Metrics) -> dict[str, Any]:
         """The last measurements and the curve; the result is written last, so that its line says it is all there."""
@@ -182,6 +202,18 @@ class Session:
         }
         metrics.add("result", self._trainer.step, result)
         return {"kind": "result", "step": self._trainer.step, **result}
+
+
+def refuse_unsound(config: TrainConfig) -> None:
+    """Raises for what can be seen of a config without its text, which may take long to read.
+
+    Raises:
+        ValueError: a model, batch or device that is not to be had.
+    """
+    require_tensorboard(config.train)
+    device_of(config.train.device)
+    # Whatever the tokenizer will be, the sizes of the vocabulary that all have fit or do not fit the same.
+    whole_contexts(config.train.batch_tokens, model_config(config.model, SMALLEST).context)
 
 
 def corpus_of(data: DataConfig, cache: Path, screen: Screen) -> Corpus:
@@ -243,7 +275,24 @@ def describe(corpus: Corpus, model: LanguageModel, device: torch.device) -> str:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """The result of a finished run in lines: the model's bits per byte beside what xz makes of the same text."""
+    """The result of a finished run in lines: the model's bits per byte beside what xz makes of the same text.
+
+    Args:
+        result: of an `Outcome`.
+
+    Returns:
+        The lines.
+
+    Cost: none.
+
+    Example:
+        >>> bits = {"bits_per_byte": 2.5, "xz_alone": 3.0, "xz_after": 2.75}
+        >>> print(verdict({**bits, "nbytes": 1000, "documents": 2, "xz_before_nbytes": 5000}))
+        held-out text, 1,000 bytes of 2 documents, in bits per byte:
+          2.5000  this model
+          3.0000  xz -9e of this text alone
+          2.7500  xz -9e given 5,000 bytes of training text before it
+    """
     rows = [
         (result["bits_per_byte"], "this model"),
         (result["xz_alone"], "xz -9e of this text alone"),

@@ -62,6 +62,16 @@ def validate(
         Nats and bytes.
 
     Cost: one forward pass over the text.
+
+    Example:
+        >>> import numpy as np
+        >>> from rebracket.data import TokenStream, ordered
+        >>> from rebracket.lm import Config, LanguageModel, Tokenizer
+        >>> rows = ordered(TokenStream(np.array([256, 104, 105], np.uint16), 256, 1, 2, ""), 3, 3)
+        >>> sizes = {"vocab_size": 257, "d_model": 8, "context": 3, "layers": [{"mixer": "gla", "heads": 2}]}
+        >>> model, lengths = LanguageModel(Config.from_dict(sizes)), Tokenizer.bytes().byte_lengths()
+        >>> validate(model, rows, lengths, torch.device("cpu"), Precision("float32")).nbytes
+        2
     """
     model.eval()
     total, nbytes = 0.0, 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rebracket.cli import main
+from rebracket.cli.generate import Meter
 from rebracket.lm import load_model
 from rebracket.ops.files import read_tensors
 from tests.lm.writers import saved
@@ -46,12 +47,13 @@ def run(capsys):
     return called
 
 
-def elsewhere(*arguments: str) -> subprocess.Popen[str]:
-    """The command in a process of its own, with as many threads."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
+def elsewhere(*arguments: str, **more: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, with as many threads and more in its environment; its input is a pipe."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT), **more}
     return subprocess.Popen(
         [sys.executable, "-m", "rebracket.cli", "generate", *arguments],
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -119,6 +121,43 @@ def test_ctrl_c_saves_where_it_stands(run):
     _, unbroken, _ = run(*options, "--tokens", str(done + 10), "--save-state", "whole")
     assert first + rest == unbroken
     assert_same_state("half", "whole")
+
+
+@pytest.mark.parametrize("options", [[], ["--save-state", "new"]])
+def test_ctrl_c_ends_the_reading_between_two_pieces_and_says_what_is_saved(run, monkeypatch, options):
+    Path("long.txt").write_text("a long document\n" * 1000)
+    reading, told = Meter.reading, []
+
+    def asked(meter: Meter, done: int, total: int) -> None:
+        told.append(done)
+        signal.raise_signal(signal.SIGINT)
+        reading(meter, done, total)
+
+    monkeypatch.setattr(Meter, "reading", asked)
+    code, shown, said = run("gated", "--prompt-file", "long.txt", "--tokens", "5", *options)
+    assert (code, shown) == (130, "")
+    assert said == f"stopped; nothing was saved{' to new' if options else ''}\n"
+    assert told == [4096]
+    assert not Path("new").exists()
+
+
+def test_what_is_piped_in_is_the_prompt_where_none_is_given(run):
+    options = ["--temperature", "0", "--tokens", "9", "--endless"]
+    wanted = run("gated", "--prompt", "def ", *options)[1]
+    shown, said = elsewhere("gated", *options).communicate("def ")
+    assert shown == wanted
+    assert said.startswith("the prompt is read from standard input\nread 4 tokens")
+    unprompted = run("gated", *options)[1]
+    assert elsewhere("gated", *options).communicate("")[0] == unprompted
+    assert unprompted != wanted
+    assert elsewhere("gated", "--prompt", "def ", *options).communicate("ignored")[0] == wanted
+
+
+def test_text_that_the_encoding_has_no_character_for_is_shown_as_far_as_it_goes():
+    options = ["gated", "--prompt", "é1", "--echo", "--tokens", "3", "--endless", "--temperature", "0"]
+    shown, said = elsewhere(*options, PYTHONIOENCODING="ascii").communicate("")
+    assert shown.startswith("?1")
+    assert "wrote 3 tokens" in said
 
 
 def test_a_batch_shows_the_texts_of_single_prompts(run, monkeypatch):
@@ -192,6 +231,8 @@ def test_bytes_that_are_no_text_can_be_read(run):
         (["run"], "run: this run has no model yet"),
         (["gated", "--prompt-file", "nothing"], "nothing: No such file or directory"),
         (["gated", "--prompt-file", "void"], "void: this prompt is empty"),
+        (["gated", "--prompt", ""], "--prompt: this prompt is empty"),
+        (["gated", "--state", "two", "--prompt", "x", "--prompt", ""], "--prompt: this prompt is empty"),
         (["gated", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
         (["gated", "--top-p", "2"], "top_p must lie in (0, 1], got 2.0"),
         (["gated", "--top-k", "-3"], "top_k must be a whole number of at least 1 (None: all tokens), got -3"),

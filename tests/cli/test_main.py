@@ -1,6 +1,8 @@
 """The command: verbs are files, bad input is one line and exit code 2, a fault of the program is not hidden."""
 
+import io
 import pkgutil
+import sys
 
 import pytest
 
@@ -42,6 +44,15 @@ def test_an_expected_error_is_one_line_and_exit_code_2(monkeypatch, capsys, erro
     assert end.value.code == 2
     assert capsys.readouterr().err == f"rebracket: {said}\n"
     assert one_line(error) == said
+
+
+def test_what_has_no_character_becomes_a_question_mark(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    monkeypatch.setattr(cli, "application", lambda: lambda **_: sys.stdout.write("é1"))
+    main([])
+    sys.stdout.flush()
+    assert written.getvalue() == b"?1"
 
 
 def test_the_traceback_can_be_had(monkeypatch):

@@ -122,6 +122,52 @@ def test_it_says_what_it_is_about_to_do_and_how_it_ended(home, capsys):
     assert said.startswith("runs/tiny is finished: 3 of 3 steps\n")
 
 
+@pytest.mark.parametrize("place", ["rebracket.lm.tokenizer.Tokenizer.train", "rebracket.train.session.xz"])
+def test_ctrl_c_at_any_time_says_how_to_go_on(home, capsys, monkeypatch, place):
+    """While the tokenizer is learned, and while all held-out text is read at the end."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    arguments = ["tiny.toml", "--set", "train.steps=2"]
+    monkeypatch.setattr(sys, "argv", ["rebracket", "train", *arguments])
+    with monkeypatch.context() as patched:
+        patched.setattr(place, interrupted)
+        code, said, _ = call(capsys, *arguments)
+    assert code == 130
+    assert said.splitlines()[-1] == "stopped; to go on: rebracket train tiny.toml --set train.steps=2"
+    assert call(capsys, *arguments)[0] == 0
+
+
+@pytest.mark.parametrize("steps", [1, 20])
+def test_a_learning_rate_that_is_far_too_high_is_said_to_be(home, capsys, steps):
+    """Whether the numbers run away between two steps or before the last look."""
+    rate = ["--set", "optimizer.learning_rate=1e9", "--set", "optimizer.warmup=0"]
+    code, _, error = call(capsys, "tiny.toml", *rate, "--set", f"train.steps={steps}")
+    assert code == 2
+    assert error.startswith("rebracket: step 2: ")
+    assert error.endswith("; lower optimizer.learning_rate\n")
+
+
+def test_what_needs_no_text_is_checked_before_any_is_read(home, capsys, monkeypatch):
+    cases = {
+        ("--set", "model.nosuch=3"): "'nosuch' is unknown",
+        ("--set", "model.mixers.gated_deltanet.heads=0"): "heads must be",
+        ("--set", "model.vocab_size=300"): "model.vocab_size is given by the tokenizer",
+        ("--set", "train.batch_tokens=65"): "batch_tokens must be a multiple of the context 16",
+        ("--set", "train.device=abacus"): "train.device 'abacus'",
+        ("--out", "tiny.toml"): "tiny.toml is a file",
+        ("--out", "tiny.toml/deeper/run"): "tiny.toml is a file",
+        ("--out", "locked/run"): "locked may not be written to",
+    }
+    Path("locked").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
+    for arguments, said in cases.items():
+        code, _, error = call(capsys, "tiny.toml", "--text", "missing.txt", *arguments)
+        assert code == 2
+        assert said in error
+
+
 def test_text_can_be_given_by_option_and_by_pipe(home, capsys, monkeypatch):
     text = "".join(f"a line of text, the {number}th\n" for number in range(200))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))

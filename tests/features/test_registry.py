@@ -21,16 +21,16 @@ def test_the_map_made_is_the_one_in_its_file():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'taylor'; did you mean 'taylor2'\? known: dpfp, elu1"):
+    with pytest.raises(ValueError, match=r"'taylor', did you mean 'taylor2'\?; known are dpfp, elu1"):
         features.make("taylor", 4)
     with pytest.raises(ValueError, match="'base'"):
         features.make("base", 4)
 
 
 def test_an_unknown_option_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'favor' has no option 'sample'; did you mean 'samples'\?"):
+    with pytest.raises(ValueError, match=r"'favor' has no option 'sample', did you mean 'samples'\?"):
         features.make("favor", 4, {"sample": 2})
-    with pytest.raises(ValueError, match="'relu' has no option 'nu'; known: none"):
+    with pytest.raises(ValueError, match="'relu' has no option 'nu'; known are none"):
         features.make("relu", 4, {"nu": 2})
     with pytest.raises(ValueError, match="no option 'dim'"):
         features.make("relu", 4, {"dim": 5})

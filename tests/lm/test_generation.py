@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rebracket.lm import LanguageModel, Tokenizer
-from rebracket.lm.generation import Generation, Piece, Row, Settings, join, refuse_replacing
+from rebracket.lm.cache import ModelCache
+from rebracket.lm.generation import Generation, Piece, Row, Settings, refuse_replacing
 from rebracket.lm.sampling import Sampler, uniform
 from rebracket.ops.files import read_tensors, write_tensors
 from tests.lm.writers import BYTES, LAYERS, writer
@@ -328,7 +329,7 @@ def test_stop_strings_have_characters():
 def test_joined_rows_are_the_rows():
     model = writer("hybrid")
     caches = [model(torch.tensor([[1] * count])).cache for count in (3, 1, 9)]
-    joined = join(caches)
+    joined = ModelCache.join(caches)
     for row, cache in enumerate(caches):
         token = torch.tensor([4])
         found, wanted = model.step(token, joined.select([row])).logits, model.step(token, cache).logits

@@ -5,6 +5,8 @@ from typing import Any, ClassVar, final
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import rebracket as rb
 from rebracket.backends.reference.backend import BACKEND as REFERENCE
@@ -16,7 +18,6 @@ from rebracket.ops.state import Output
 B, HQ, H, K, V = 2, 3, 6, 4, 5
 
 
-@final
 class Recorder(Backend):
     """The reference, noting the chunks that it was run with; it covers no float16 and chunks of 1 only where told."""
 
@@ -47,9 +48,17 @@ class Recorder(Backend):
         return REFERENCE.convolve(call)
 
 
+@final
+class Picky(Recorder):
+    name: ClassVar[str] = "picky"
+
+    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
+        return None if chunk in (None, self.chunk) else f"its chunks are {self.chunk}"
+
+
 def install(monkeypatch: pytest.MonkeyPatch, **backends: Backend) -> None:
     """These backends before all others."""
-    for name in list(INSTALLED):
+    for name in reversed(list(INSTALLED)):  # the last deleted is the first to come back, and they stand in order
         monkeypatch.delitem(INSTALLED, name)
     for name, backend in (backends | {"reference": REFERENCE}).items():
         monkeypatch.setitem(INSTALLED, name, backend)
@@ -106,6 +115,8 @@ def test_a_plan_that_does_not_run_would_be_seen(recorder: Recorder, monkeypatch:
         ({"mode": "recurrent"}, "recurrent", 1),
         ({"causal": False}, "parallel", 70),
         ({"causal": False, "mode": "chunk"}, "chunk", 24),
+        ({"causal": False, "log_decay": -torch.ones(H)}, "chunk", 24),
+        ({"causal": False, "log_decay": -torch.ones(H), "mode": "parallel"}, "parallel", 70),
     ],
 )
 @pytest.mark.usefixtures("recorder")
@@ -114,6 +125,16 @@ def test_an_explicit_mode_is_never_replaced_and_auto_says_why(call: dict[str, An
     assert (plan.mode, plan.chunk) == (mode, chunk)
     why = next(reason for reason in plan.reasons if reason.startswith("mode"))
     assert ("asked for" in why) == bool(call.get("mode") or call.get("chunk"))
+
+
+def test_one_pass_is_nothing_that_a_backend_could_refuse_for_its_chunks(monkeypatch: pytest.MonkeyPatch):
+    picky = Picky()
+    install(monkeypatch, picky=picky)
+    for call in ({"causal": False}, {"causal": False, "backend": "picky"}):
+        assert rb.explain(*inputs(), **call).backend == "picky"  # type: ignore[arg-type]
+        rb.linear_attention(*inputs(), **call)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="its chunks are 24"):
+        rb.linear_attention(*inputs(), mode="parallel", backend="picky")
 
 
 def test_auto_takes_the_best_backend_that_covers_the_call_and_says_why_not_another(monkeypatch: pytest.MonkeyPatch):
@@ -165,6 +186,54 @@ def test_operations_are_those_of_the_formulas():
         assert erasing[mode].operations == rows * (2 * C * (K + V) + 6 * K * V)
 
 
+def test_without_order_one_undecayed_pass_has_no_chunk_and_two_directions_cost_twice():
+    T = 70
+    plain, decayed = (
+        rb.explain(*inputs(T), log_decay=decay, causal=False, chunk=10).costs for decay in (None, -torch.ones(H))
+    )
+    causal = rb.explain(*inputs(T), log_decay=-torch.ones(H), chunk=10).costs
+    assert plain["parallel"].operations == B * T * H * 4 * K * V
+    assert plain["chunk"].operations == 2 * causal["chunk"].operations
+    for mode, cost in decayed.items():
+        assert (cost.operations, cost.nbytes) == (2 * causal[mode].operations, 2 * causal[mode].nbytes)
+
+
+RULES: dict[str, Any] = {
+    "additive": rb.Additive(),
+    "delta": rb.Delta(0.5),
+    "gated erase": rb.GatedErase(torch.ones(1, 70, HQ, K), torch.ones(1, 70, H, V)),
+    "low rank": rb.LowRank(torch.ones(1, 70, H, K), torch.ones(1, 70, H, K)),
+}
+
+
+@final
+class Made(TorchDispatchMode):
+    """Notes the devices on which operations make tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.devices |= {x.device.type for x in tree_leaves(made) if isinstance(x, torch.Tensor)}
+        return made
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 50]])
+@pytest.mark.parametrize("rule", RULES)
+def test_explaining_computes_nothing(rule: str, offsets: list[int] | None):
+    x, cu_seqlens = [x[:1] for x in inputs()], None if offsets is None else torch.tensor(offsets)
+    state = rb.State.zeros(1, H, K, V)
+    decay = -torch.ones(H)
+    with Made() as explained:
+        rb.explain(*x, log_decay=decay, write=RULES[rule], state=state, cu_seqlens=cu_seqlens)
+    assert explained.devices <= {"meta"}
+    with Made() as ran:
+        rb.linear_attention(*x, log_decay=decay, write=RULES[rule], state=state, cu_seqlens=cu_seqlens)
+    assert "cpu" in ran.devices
+
+
 def test_several_writes_a_token_cost_as_many():
     q, k, v = inputs(20)
     one = rb.explain(q, k, v, write=rb.Delta(0.5), mode="recurrent").costs["recurrent"]
@@ -200,6 +269,13 @@ def test_the_size_of_the_state_is_that_of_the_state(dtype: torch.dtype, normaliz
 def test_tensors_without_memory_can_be_explained():
     here, nowhere = (rb.explain(*inputs(4096, device), mode="chunk", backend="reference") for device in ("cpu", "meta"))
     assert here == nowhere
+
+
+def test_packed_tensors_without_memory_can_be_explained():
+    q, k, v = (x[:1] for x in inputs(64, "meta"))
+    gates = rb.GatedErase(torch.empty_like(k), torch.empty_like(v))
+    plan = rb.explain(q, k, v, write=gates, cu_seqlens=torch.empty(4, dtype=torch.int64, device="meta"))
+    assert plan.state_nbytes == 3 * H * K * V * 4
 
 
 def test_explaining_refuses_what_running_refuses():

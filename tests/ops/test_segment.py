@@ -123,6 +123,16 @@ def test_a_pair_has_the_size_it_says():
         assert of(s).transition[0, 0].numel() == K * entries
 
 
+def test_a_state_of_another_size_or_place_is_refused():
+    pair = of(draw(Case("additive", "token")))
+    N, H, K, V = pair.written.memory.shape
+    for wrong in (rb.State.zeros(1, H, K, V), rb.State.zeros(N, H, K, 1), rb.State.zeros(N, 1, K, V)):
+        with pytest.raises(ValueError, match=r"state.memory must be \[N,H,K,V\]"):
+            pair.apply(wrong)
+    with pytest.raises(ValueError, match="state.memory must be on cpu"):
+        pair.apply(rb.State.zeros(N, H, K, V, device="meta"))
+
+
 def test_pairs_of_different_rules_are_refused():
     first, second = (of(draw(Case(write, "token"))) for write in ("additive", "delta"))
     with pytest.raises(ValueError, match="segments must have transitions of one shape"):

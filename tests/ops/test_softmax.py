@@ -1,6 +1,7 @@
 """Softmax attention is its definition, however the sequence is cut, packed, windowed or grouped."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,7 @@ def test_misshapen_caches_are_refused():
         ({"k": torch.zeros(2, 3, 5, 4)}, ValueError, "time before heads"),
         ({"k": torch.zeros(2, 5, 4, 4)}, ValueError, r"heads of q, k and v .* \[6, 4, 2\]"),
         ({"v": torch.zeros(2, 5, 2, 5, dtype=torch.float64)}, TypeError, "share a dtype"),
+        ({"causal": None}, TypeError, "causal must be True or False, got None"),
         ({"window": 0}, ValueError, "window"),
         ({"window": 2.0}, ValueError, "window"),
         ({"window": 3, "causal": False}, ValueError, "leave out window"),
@@ -362,6 +364,17 @@ def test_bad_calls_say_what_is_wrong(change: dict, kind: type[Exception], messag
     good = {"q": torch.zeros(2, 5, 6, 4), "k": torch.zeros(2, 5, 3, 4), "v": torch.zeros(2, 5, 2, 5)}
     with pytest.raises(kind, match=message):
         softmax_attention(**{**good, **change})
+
+
+@pytest.mark.parametrize("name", ["k", "v", "cu_seqlens", "state.keys", "state.values", "state.seen"])
+def test_a_tensor_elsewhere_is_refused_by_name(name: str):
+    x: dict[str, Any] = dict(zip("qkv", inputs(5, batch=1), strict=True))
+    cache = softmax_attention(**x).state
+    given: dict[str, Any] = x | {"state": cache, "cu_seqlens": torch.tensor([0, 5])}
+    argument, _, part = name.partition(".")
+    moved: Any = replace(cache, **{part: cache.tensors()[part].to("meta")}) if part else given[argument].to("meta")
+    with pytest.raises(ValueError, match=f"{name} must be on cpu"):
+        softmax_attention(**given | {argument: moved})
 
 
 @pytest.mark.parametrize("bounds", [[1, 5], [0, 3, 2], [0, 6]])

@@ -1,5 +1,6 @@
 """Every bad call is refused by the name of its argument, with what was expected, what was seen and what to do."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,14 +40,22 @@ NAN, INF = float("nan"), float("inf")
 SHAPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "q of three dimensions": ({"q": torch.randn(T, HQ, K)}, ("q must be [B,T,heads,dim]", "[6, 2, 3]")),
     "k head-first": ({"k": swapped("k")}, ("k must be [B,T,Hq,K] = [2, 6, 2, 3]", "head-first", "k.transpose(1, 2)")),
-    "v head-first": ({"v": swapped("v")}, ("v must be [B,T,H,V]", "time stands before the heads")),
-    "all head-first": ({x: swapped(x) for x in "qkv"}, ("v must be [B,T,H,V]", "time stands before the heads")),
+    "v head-first": ({"v": swapped("v")}, ("v must be [B,T,H,V]", "pass v.transpose(1, 2)")),
+    "v head-first, of heads that T does not divide": (
+        {"v": torch.randn(B, 7, T, V)},
+        ("v must be [B,T,H,V]", "pass v.transpose(1, 2)"),
+    ),
+    "all head-first": ({x: swapped(x) for x in "qkv"}, ("v must be [B,T,H,V]", "q, k and v look head-first")),
+    "k with the heads of v": ({"k": torch.randn(B, T, H, K)}, ("k must be", "heads as q", "q.repeat_interleave(2, 2)")),
     "k of another dim": ({"k": torch.randn(B, T, HQ, K + 1)}, ("k must be", "got [2, 6, 2, 4]")),
     "v of another length": ({"v": torch.randn(B, T - 1, H, V)}, ("v must be [B,T,H,V] = [2, 6, 4, 5]", "[2, 5, 4, 5]")),
     "heads that do not divide": ({"v": torch.randn(B, T, 3, V)}, ("Hq = 2 and H = 3",)),
     "no key dim": ({"q": torch.randn(B, T, HQ, 0), "k": torch.randn(B, T, HQ, 0)}, ("at least 1",)),
     "decay per batch": ({"log_decay": -torch.rand(B, H)}, ("log_decay must be [H] = [4] or [B,T,H]", "got [2, 4]")),
-    "decay head-first": ({"log_decay": -torch.rand(B, H, T)}, ("log_decay must", "log_decay.transpose(1, 2)")),
+    "decay head-first": (
+        {"log_decay": -torch.rand(B, H, T)},
+        ("log_decay must", "transpose(1, 2), or those of q, k"),
+    ),
     "decay per head of q": ({"log_decay": -torch.rand(B, T, HQ)}, ("log_decay.repeat_interleave(2, 2)",)),
     "decay with an axis too many": ({"log_decay": -torch.rand(B, T, H, 1)}, ("log_decay.squeeze(-1)",)),
     "beta per head of q": ({"write": rb.Delta(torch.rand(B, T, HQ))}, ("beta must be [H] = [4] or [B,T,H]", "repeat_")),
@@ -111,6 +120,17 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "erase is a number": ({"write": rb.LowRank(half(), half())}, ("erase must be a tensor",)),
     "scale is a tensor": ({"scale": torch.tensor(1.0)}, ("scale must be a number", "multiply q")),
     "scale is a word": ({"scale": "1"}, ("scale must be a number", "str")),
+    "state of whole numbers": (
+        {"state": rb.State(torch.zeros(B, H, K, V, dtype=torch.int64))},
+        ("state.memory must be a floating-point tensor", "int64"),
+    ),
+    "sum of keys of whole numbers": (
+        {"state": rb.State(torch.zeros(B, H, K, V), torch.zeros(B, H, K, dtype=torch.int32))},
+        ("state.key_sum must be a floating-point tensor", "int32"),
+    ),
+    "normalize is a word": ({"normalize": "yes"}, ("normalize must be True or False", "'yes'")),
+    "causal is nothing": ({"causal": None}, ("causal must be True or False", "None")),
+    "causal is a number": ({"causal": 0, "write": rb.Delta(0.5)}, ("causal must be True or False", "0")),
     "state is a tensor": ({"state": torch.zeros(B, H, K, V)}, ("state must be a State", "State(memory)")),
     "offsets are a list": (one_row() | {"cu_seqlens": [0, 3]}, ("cu_seqlens must be an int32 or int64 tensor [N+1]",)),
     "offsets are floats": (one_row() | {"cu_seqlens": torch.tensor([0.0, 3.0])}, ("cu_seqlens must be an int32",)),
@@ -123,6 +143,14 @@ def refusal(kind: type[Exception], changed: dict[str, Any]) -> str:
     with pytest.raises(kind) as caught:
         call(**changed)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("hint", "sign"), [("head-first", "transpose(1, 2)"), ("heads as q", "q.repeat_")])
+def test_no_wrong_shape_is_told_what_is_not_so(name: str, hint: str, sign: str):
+    changed, words = SHAPES[name]
+    wanted = any(hint in word or sign in word for word in words)
+    assert (hint in refusal(ValueError, changed)) == wanted
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -257,3 +285,71 @@ def test_the_good_calls_are_good():
     call(normalize=True, bonus=torch.rand(H, K))
     token()
     token(write=rb.Delta(torch.rand(B, H)), log_decay=-torch.rand(B, H, K), inplace=True)
+
+
+def everything() -> dict[str, Any]:
+    """A call with every tensor that the operator takes, offsets aside."""
+    state = rb.State.zeros(B, H, K, V, key_sum=True)
+    return good() | {"log_decay": -torch.rand(B, T, H), "bonus": torch.rand(H, K), "normalize": True, "state": state}
+
+
+def meta_state(which: str) -> rb.State:
+    held = rb.State.zeros(B, H, K, V, key_sum=True)
+    return replace(held, **{which: held.tensors()[which].to("meta")})
+
+
+ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {name: everything()[name].to("meta")}) for name in ("k", "v", "log_decay", "bonus")},
+    "q": ("k", {"q": good()["q"].to("meta")}),
+    "state": ("state.memory", {"state": meta_state("memory")}),
+    "sum of keys": ("state.key_sum", {"state": meta_state("key_sum")}),
+}
+RULES: dict[str, tuple[str, Any]] = {
+    "beta": ("beta", lambda x: rb.Delta(x(B, T, H))),
+    "read key": ("key", lambda x: rb.ReadKey(x(B, T, HQ, K), 0.5)),
+    "erase gate": ("erase", lambda x: rb.GatedErase(x(B, T, HQ, K), torch.rand(B, T, H, V))),
+    "write gate": ("write", lambda x: rb.GatedErase(torch.rand(B, T, HQ, K), x(B, T, H, V))),
+    "low-rank read": ("read", lambda x: rb.LowRank(torch.rand(B, T, HQ, K), x(B, T, HQ, K))),
+}
+
+
+def nowhere(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, device="meta")
+
+
+def first(x: Any) -> Any:
+    """An argument of a call as `step` takes it."""
+    return x[:, 0] if isinstance(x, torch.Tensor) and x.ndim > 2 else x
+
+
+@pytest.mark.parametrize("entry", [rb.linear_attention, rb.explain])
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_tensor_elsewhere_is_refused_by_name(name: str, entry: Any):
+    named, changed = ELSEWHERE[name]
+    with pytest.raises(ValueError, match=rf"{named} must be on (cpu|meta) .*, got (meta|cpu); pass {named}\.to"):
+        entry(**everything() | changed)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_tensor_elsewhere_is_refused_by_name_in_a_step(name: str):
+    named, changed = ELSEWHERE[name]
+    with pytest.raises(ValueError, match=f"{named} must be on"):
+        rb.step(**{key: first(x) for key, x in (everything() | changed).items()})
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_tensor_of_a_write_rule_elsewhere_is_refused_by_name(name: str):
+    named, rule = RULES[name]
+    with pytest.raises(ValueError, match=f"{named} must be on cpu"):
+        call(write=rule(nowhere))
+    with pytest.raises(ValueError, match=f"{named} must be on cpu"):
+        token(write=rule(lambda B, T, *rest: nowhere(B, *rest)).each_tensor(first_unless_meta))
+
+
+def first_unless_meta(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_meta else x[:, 0]
+
+
+def test_offsets_elsewhere_are_refused_by_name():
+    with pytest.raises(ValueError, match="cu_seqlens must be on cpu"):
+        call(**one_row(), cu_seqlens=torch.zeros(3, dtype=torch.int64, device="meta"))

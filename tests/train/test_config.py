@@ -65,7 +65,7 @@ def test_configs_are_frozen(path):
     [
         ("train.stps=1", ValueError, "train: 'stps' is unknown, did you mean 'steps'?"),
         ("optimiser.learning_rate=1", ValueError, "config: 'optimiser' is unknown, did you mean 'optimizer'?"),
-        ("data.zzz=1", ValueError, "data: 'zzz' is unknown; known are text, separator, held_out"),
+        ("data.zzz=1", ValueError, "data: 'zzz' is unknown; known are held_out, separator, text"),
         ("train.steps=many", TypeError, "train.steps must be a whole number, got 'many'"),
         ("train.steps=1.5", TypeError, "train.steps must be a whole number, got 1.5"),
         ("train.steps=true", TypeError, "train.steps must be a whole number, got True"),
@@ -75,7 +75,7 @@ def test_configs_are_frozen(path):
         ("optimizer.learning_rate=0", ValueError, "optimizer.learning_rate must be in"),
         ("optimizer.learning_rate=nan", ValueError, "optimizer.learning_rate must be in"),
         ("optimizer.learning_rate=fast", TypeError, "optimizer.learning_rate must be a number, got 'fast'"),
-        ("optimizer.betas=[0.9]", TypeError, "optimizer.betas must be a list of 2 a number"),
+        ("optimizer.betas=[0.9]", TypeError, "optimizer.betas must be a list of 2 numbers, got"),
         ("optimizer.betas=[0.9, 1.0]", ValueError, "optimizer.betas must be in"),
         ("optimizer.betas=0.9", TypeError, "optimizer.betas must be a list"),
         ("data.text=[]", TypeError, "data.text must be a list"),

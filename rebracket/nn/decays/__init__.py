@@ -16,6 +16,12 @@ class Decay(nn.Module, ABC):
     """A layer from tokens to log-decays, natural log, <= 0, at least float32, for a stretch of tokens or one alike.
 
     Weights that no optimizer should shrink have one axis (see `weight_decay_groups`).
+
+    Example:
+        >>> import torch
+        >>> decay = make("retnet", MixerSize(d_model=8, heads=2, key_heads=2, key_dim=3, value_dim=5))
+        >>> isinstance(decay, Decay), decay(torch.ones(1, 6, 8)).shape
+        (True, torch.Size([2]))
     """
 
     @abstractmethod

@@ -1,6 +1,5 @@
 """The channel-wise gate of Kimi Delta Attention."""
 
-import math
 from typing import final
 
 import torch
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 from rebracket.nn.decays import Decay
 from rebracket.nn.mixer import MixerSize
 from rebracket.nn.projections import LowRankProjection
-from rebracket.nn.rates import draw_steps
+from rebracket.nn.rates import draw_rates, draw_steps
 
 
 @final
@@ -27,7 +26,7 @@ class KDADecay(Decay):
     Returns:
         log_decay [B,T,H,K].
 
-    At first exp(A_log) is log-uniform in [1, 16] and softplus(dt_bias) in [0.001, 0.1].
+    At first exp(A_log) is uniform in [1, 16] and softplus(dt_bias) log-uniform in [0.001, 0.1].
 
     Cost: K (d_model + H K) multiply-adds a token. Source: Kimi Team 2025, "Kimi Linear".
 
@@ -53,7 +52,7 @@ class KDADecay(Decay):
     def reset_parameters(self) -> None:
         """Draws W1, W2, the rates and the steps again."""
         self.step.reset_parameters()
-        nn.init.uniform_(self.A_log, 0.0, math.log(16.0))
+        draw_rates(self.A_log, 1.0, 16.0)
         draw_steps(self.dt_bias)
 
 

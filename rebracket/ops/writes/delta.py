@@ -22,6 +22,10 @@ class Delta(WriteRule):
     Args:
         beta: strength of writing, a number in [0, 2], or a tensor [H] or [B,T,H] ([B,H] in `step`).
 
+    Raises:
+        ValueError: in the call, a number outside [0, 2] or a tensor of another shape.
+        TypeError: in the call, a beta that is neither number nor tensor.
+
     Cost: 6 K V operations a token and head. Source: Schlag, Irie and Schmidhuber 2021 (DeltaNet); with a decay per
     token Gated DeltaNet, per channel Kimi Delta Attention.
 

@@ -23,6 +23,10 @@ class DeltaProduct(WriteRule):
         writes: n >= 1, the writes of one token; k and v hold T * writes entries, a token's in a row ([B, writes, ...]
             in `step`).
 
+    Raises:
+        ValueError: writes below 1; in the call, a number for beta outside [0, 2], or a tensor of another shape.
+        TypeError: in the call, a beta that is neither number nor tensor.
+
     Cost: 6 n K V operations a token and head. Source: Siems et al. 2025, DeltaProduct.
 
     Example:

@@ -22,6 +22,10 @@ class GatedErase(WriteRule):
         erase: e in [0, 2], [B,T,Hq,K] or [B,T,H,K] (without T in `step`).
         write: w in [0, 2], [B,T,H,V] (without T in `step`). e = w = beta is `Delta(beta)`.
 
+    Raises:
+        ValueError: in the call, a gate of another shape.
+        TypeError: in the call, a gate that is no tensor.
+
     Cost: 6 K V operations a token and head. Source: Gated DeltaNet-2.
 
     Example:

@@ -23,6 +23,10 @@ class LowRank(WriteRule):
         erase: e, [B,T,Hq,K] or [B,T,H,K] (without T in `step`).
         read: r, the same shapes.
 
+    Raises:
+        ValueError: in the call, a direction of another shape.
+        TypeError: in the call, a direction that is no tensor.
+
     Cost: two writes a token, 10 K V operations a token and head. Source: RWKV-7 (Peng et al. 2025).
 
     Example:

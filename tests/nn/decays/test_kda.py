@@ -8,13 +8,13 @@ from rebracket.nn.decays.kda import KDADecay
 
 def test_rates_belong_to_heads_and_steps_to_channels():
     torch.manual_seed(0)
-    decay = KDADecay(3, 500, 4)
+    decay = KDADecay(3, 4000, 4)
     rates, steps = decay.A_log.exp(), softplus(decay.dt_bias)
-    assert rates.shape == (500,)
-    assert steps.shape == (2000,)
+    assert rates.shape == (4000,)
+    assert steps.shape == (16000,)
     assert 1 <= rates.min() < 1.1
-    assert 15.5 < rates.max() <= 16
-    assert abs(decay.A_log.mean() - torch.tensor(16.0).log() / 2) < 0.1
+    assert 15.9 < rates.max() <= 16
+    assert abs(rates.mean() - 8.5) < 0.3
     assert abs(steps.log10().mean() + 2) < 0.05
 
 
