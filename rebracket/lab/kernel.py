@@ -86,7 +86,7 @@ class Kernel(Experiment):
         left.set(xlabel="cosine of x and y", ylabel="variance of one sample", title="lines: formulas")
         right.set(xscale="log", yscale="log", xlabel="features", ylabel="relative error of the kernel")
         left.legend()
-        right.legend(ncols=2)
+        right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def variance(name: str, cosine: float, seed: int) -> float:

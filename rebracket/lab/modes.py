@@ -83,7 +83,7 @@ class Modes(Experiment):
             axes.set_xticks(range(len(mine)), [str(r.cell["mixer"]) for r in mine])
         axes.axhline(1e-3, color="0.5")
         axes.set(yscale="log", ylabel="largest relative difference between modes")
-        axes.legend(ncols=3)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def left(result: Result) -> float:

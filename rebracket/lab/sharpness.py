@@ -82,7 +82,7 @@ class Sharpness(Experiment):
             right.plot(gaps, [r["entropy"] / math.log(n) for r in mine], "o-", color=color, label=name)
         left.set(xscale="log", xlabel="g, score of the match", ylabel="its weight", title=f"One of {n} orthogonal keys")
         right.set(xscale="log", xlabel="g, score of the match", ylabel="entropy / log n")
-        left.legend()
+        right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def directions(seed: int) -> Tensor:

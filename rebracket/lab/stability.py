@@ -91,14 +91,19 @@ class Stability(Experiment):
             T, color = [int(r.cell["T"]) for r in mine], f"C{place}"
             left.plot(T, [r["squared norm"] for r in mine], "o", color=color, label=rule)
             left.plot(T, [norm(rule, t) for t in T], color=color)
-            right.plot(T, [r["float32 error"] for r in mine], "o-", color=color, label=f"{rule}, float32")
-            right.plot(T, [r["bfloat16 error"] for r in mine], "x--", color=color, label=f"{rule}, bfloat16")
+            right.plot(T, [r["float32 error"] for r in mine], "o-", color=color)
+            right.plot(T, [r["bfloat16 error"] for r in mine], "x--", color=color)
         left.set(
             xscale="log", yscale="log", xlabel="T, tokens", ylabel="squared norm of the state", title="lines: formulas"
         )
-        right.set(xscale="log", yscale="log", xlabel="T, tokens", ylabel="relative error of the state")
+        right.set(
+            xscale="log",
+            yscale="log",
+            xlabel="T, tokens",
+            ylabel="relative error of the state",
+            title="solid: float32, dashed: bfloat16",
+        )
         left.legend()
-        right.legend(ncols=2)
 
 
 def after(state: State, k: Tensor, v: Tensor, rule: str) -> State:
