@@ -1,7 +1,7 @@
 """The command `rebracket`: one file per verb, found by its name.
 
-A verb is a module of this folder with a function `command`, whose signature and docstring Typer reads. It imports
-what it needs inside that function, so that `rebracket --help` stays quick.
+A verb is a module of this folder with a function `command`, whose signature and docstring Typer reads, or with a Typer
+of several such functions under that name. It imports what it needs inside them, so that `rebracket --help` stays quick.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import io
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -55,8 +55,16 @@ def application() -> typer.Typer:
     )
     found.callback()(verb_needed)
     for verb in verbs():
-        found.command(verb.replace("_", "-"))(importlib.import_module(f"{__name__}.{verb}").command)
+        add(found, verb.replace("_", "-"), importlib.import_module(f"{__name__}.{verb}").command)
     return found
+
+
+def add(found: typer.Typer, name: str, command: Callable[..., None] | typer.Typer) -> None:
+    """One verb, which has verbs of its own if it is a Typer."""
+    if isinstance(command, typer.Typer):
+        found.add_typer(command, name=name)
+    else:
+        found.command(name)(command)
 
 
 def verbs() -> list[str]:

@@ -12,6 +12,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
     "identity": lambda x: x,
     "elu1": lambda x: math.exp(x) if x <= 0 else x + 1,
     "relu": lambda x: max(x, 0.0),
+    "squared_relu": lambda x: max(x, 0.0) ** 2,
     "silu": lambda x: x / (1 + math.exp(-x)),
     "exp": math.exp,
 }
@@ -40,3 +41,9 @@ def test_exp_takes_its_temperature():
     x = torch.randn(4, dtype=torch.float64)
     sharp = features.make("exp", 4, {"temperature": 2.0})(x)
     torch.testing.assert_close(sharp, features.make("exp", 4)(x) ** 2, rtol=1e-14, atol=0)
+
+
+def test_softmax_is_a_distribution_over_the_channels_of_each_vector():
+    x = torch.randn(3, 4, dtype=torch.float64)
+    expected = torch.tensor([[math.exp(e) / sum(map(math.exp, row)) for e in row] for row in x.tolist()])
+    torch.testing.assert_close(features.make("softmax", 4)(x), expected.double(), rtol=1e-6, atol=0)

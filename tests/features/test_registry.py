@@ -45,6 +45,7 @@ def test_an_unknown_option_is_refused_with_the_nearest():
         ("favor", {"samples": 0}, "samples"),
         ("hedgehog", {"activation": "relu"}, "activation"),
         ("hedgehog", {"width": 0}, "width"),
+        ("rff", {"samples": 0}, "samples"),
         ("t2r", {"width": True}, "width"),
     ],
 )

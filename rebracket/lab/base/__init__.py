@@ -1,0 +1,24 @@
+"""What every experiment is, what experiments share, and how they are run, kept and shown."""
+
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, mean_over_seeds
+from rebracket.lab.base.grid import points
+from rebracket.lab.base.memories import accuracy, generator, least_squares, squared_error, stored, unit
+from rebracket.lab.base.verdict import Check, Verdict, furthest
+
+__all__ = [
+    "Cell",
+    "Check",
+    "Experiment",
+    "Result",
+    "Size",
+    "Verdict",
+    "accuracy",
+    "furthest",
+    "generator",
+    "least_squares",
+    "mean_over_seeds",
+    "points",
+    "squared_error",
+    "stored",
+    "unit",
+]

@@ -1,0 +1,124 @@
+"""Whether the ways to compute a model are one function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, final, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rebracket.lab.base import Cell, Check, Experiment, Result, Size, Verdict, generator, points
+from rebracket.lm.config import Config
+from rebracket.lm.model import LanguageModel
+from rebracket.lm.modes import WAYS, logits_by
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Mode = Literal["parallel", "chunk", "recurrent"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+MIXERS: Mapping[Size, Sequence[str]] = {
+    "tiny": ("linear_transformer", "gated_deltanet"),
+    "quick": ("linear_transformer", "gla", "deltanet", "gated_deltanet"),
+    "full": ("linear_transformer", "retnet", "gla", "deltanet", "gated_deltanet", "kda"),
+}
+STEPS: Mapping[Size, int] = {"tiny": 25, "quick": 40, "full": 400}
+VOCABULARY, B, T, LONGER = 13, 8, 32, 150
+RATE = 3e-3
+"""Of learning: at 1e-2 training is so unstable that it amplifies even the rounding of float64 to a percent."""
+
+
+@final
+class Modes(Experiment):
+    """A small model trained in one mode on text that counts, and evaluated in every one."""
+
+    question = "Is a model that was trained in one mode the same model in the others, without any conversion?"
+    claim = (
+        "Parallel, chunked and recurrent form are one function, so the float32 logits of a trained model agree in all "
+        "of them and in steps, on texts longer than those it was trained on, to 1e-3 of their standard deviation, the "
+        "gradients to 1e-3 of their length; and training in float64 ends at the same loss in every mode, to 1e-6."
+    )
+
+    def grid(self, size: Size) -> list[Cell]:
+        return points({"mixer": MIXERS[size], "trained": MODES, "steps": [STEPS[size]]})
+
+    def measure(self, cell: Cell) -> Mapping[str, float]:
+        seed, trained = int(cell["seed"]), str(cell["trained"])
+        mode = MODES[MODES.index(trained)]  # type: ignore[arg-type]
+        model, draw = build(str(cell["mixer"]), seed), generator(seed)
+        losses = train(model, mode, int(cell["steps"]), draw)
+        model.float()
+        text = counting(draw, 1, LONGER)
+        found = {way: torch.cat(list(logits_by(model, text[0], way))).detach() for way in WAYS}
+        slopes = {name: gradient(model, text, name) for name in MODES}
+        return {
+            "first loss": losses[0],
+            "last loss": losses[-1],
+            "logits apart": max(float((x - found[mode]).abs().max() / found[mode].std()) for x in found.values()),
+            "gradients apart": max(float((x - slopes[mode]).norm() / slopes[mode].norm()) for x in slopes.values()),
+        }
+
+    def verdict(self, results: Sequence[Result]) -> Verdict:
+        losses: dict[object, list[float]] = {}
+        for r in results:
+            losses.setdefault(r.cell["mixer"], []).append(r["last loss"])
+        return Verdict.of(
+            [
+                Check("logits apart by at most", max(r["logits apart"] for r in results), high=1e-3),
+                Check("gradients apart by at most", max(r["gradients apart"] for r in results), high=1e-3),
+                Check("last losses of modes apart by", max(max(x) / min(x) - 1 for x in losses.values()), high=1e-6),
+                Check("most of the first loss that training left", max(map(left, results)), high=0.9),
+            ]
+        )
+
+    def draw(self, results: Sequence[Result], figure: Figure) -> None:
+        axes = figure.subplots()
+        for place, mode in enumerate(MODES):
+            mine = [r for r in results if r.cell["trained"] == mode]
+            for number, mark in (("logits apart", "o"), ("gradients apart", "x")):
+                at, found = [i + 0.15 * (place - 1) for i in range(len(mine))], [r[number] for r in mine]
+                axes.plot(at, found, mark, color=f"C{place}", label=f"{number}, trained {mode}")
+            axes.set_xticks(range(len(mine)), [str(r.cell["mixer"]) for r in mine])
+        axes.axhline(1e-3, color="0.5")
+        axes.set(yscale="log", ylabel="largest relative difference between modes")
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def left(result: Result) -> float:
+    return result["last loss"] / result["first loss"]
+
+
+def build(mixer: str, seed: int) -> LanguageModel:
+    """In float64: in float32 the rounding of two modes, amplified by training, parts their losses by a percent."""
+    sizes = {"vocab_size": VOCABULARY, "d_model": 24, "context": T}
+    return LanguageModel(Config.from_dict({**sizes, "layers": 2 * [{"mixer": mixer, "heads": 2}]}), seed=seed).double()
+
+
+def train(model: LanguageModel, mode: Mode, steps: int, draw: torch.Generator) -> list[float]:
+    """The loss of every step."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), RATE), []
+    for _ in range(steps):
+        value = loss(model, counting(draw, B, T), mode)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return losses
+
+
+def counting(draw: torch.Generator, rows: int, tokens: int) -> Tensor:
+    """Texts [rows,tokens] that count round the vocabulary from anywhere."""
+    return (torch.randint(VOCABULARY, (rows, 1), generator=draw) + torch.arange(tokens)) % VOCABULARY
+
+
+def loss(model: LanguageModel, text: Tensor, mode: Mode) -> Tensor:
+    logits, _ = model(text[:, :-1], mode=mode)
+    return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+
+def gradient(model: LanguageModel, text: Tensor, mode: Mode) -> Tensor:
+    """Of the loss of a text, all parameters in one vector."""
+    found = torch.autograd.grad(loss(model, text, mode), list(model.parameters()))
+    return torch.cat([x.flatten() for x in found])

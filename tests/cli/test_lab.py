@@ -1,0 +1,65 @@
+"""`rebracket lab`: verdicts and an exit code, a run that goes on, a page, one line for bad input."""
+
+import signal
+
+import pytest
+
+from rebracket import lab
+from rebracket.cli import lab as verb
+from rebracket.cli import main
+from tests.lab.planted import Planted
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch, tmp_path):
+    """The planted experiment is the only one."""
+    monkeypatch.setattr(lab, "names", lambda: ("planted",))
+    monkeypatch.setattr(lab, "load", lambda name: Planted())
+    monkeypatch.delenv("REBRACKET_TRACEBACK", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command; gives exit code, output and complaints."""
+
+    def called(*arguments: str) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["lab", *arguments])
+        said = capsys.readouterr()
+        return end.value.code, said.out, said.err
+
+    return called
+
+
+def test_list_names_and_asks(run):
+    assert run("list") == (0, "planted      Is the mean <small>?\n", "")
+
+
+def test_run_says_whether_the_claim_held_and_report_writes_the_page(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, shown, said = run("run", "all", "--workers", "1")
+    assert (code, "held" in shown, "largest mean" in shown) == (0, True, True), said
+    assert "6/6: 0:00:00 left, planted: n 5, seed 1" in said
+    code, shown, said = run("report")
+    assert (code, shown, said) == (0, "page: runs/lab/report.html\n", "")
+    assert "Held" in (tmp_path / "runs/lab/report.html").read_text()
+
+
+def test_a_refuted_claim_is_exit_code_1(run, monkeypatch):
+    monkeypatch.setattr(lab, "load", lambda name: Planted(most=-5))
+    code, shown, _ = run("run", "planted", "--seeds", "1", "--workers", "1")
+    assert code == 1
+    assert "REFUTED" in shown
+
+
+def test_ctrl_c_says_how_to_go_on(run, monkeypatch):
+    monkeypatch.setattr(verb, "lines", lambda: lambda progress: signal.raise_signal(signal.SIGINT))
+    code, shown, _ = run("run", "all", "--workers", "1")
+    assert code == 130
+    assert shown.startswith("stopped, 5 cells are left; to go on: rebracket")
+
+
+def test_a_folder_without_results_is_one_line(run):
+    code, _, said = run("report", "--out", "none")
+    assert (code, said) == (2, "rebracket: --out: no results in none; make some with rebracket lab run all\n")

@@ -1,0 +1,12 @@
+"""An experiment at its smallest size, in this process, for the tests of each."""
+
+from rebracket import lab
+from rebracket.lab.base import Verdict, mean_over_seeds
+from rebracket.lab.base.running import Job, measure
+
+
+def judged(name: str) -> Verdict:
+    """The verdict of a tiny grid."""
+    experiment = lab.load(name)
+    results = [measure(Job(experiment, cell)) for cell in experiment.cells("tiny")]
+    return experiment.verdict(mean_over_seeds(results))

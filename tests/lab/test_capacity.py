@@ -1,0 +1,46 @@
+"""The claim about capacity holds on a tiny grid, and is refuted by what it excludes."""
+
+import pytest
+import torch
+
+from rebracket.lab import capacity
+from rebracket.lab.capacity import delta_error
+from rebracket.ops.writes.additive import Additive
+from rebracket.ops.writes.delta import Delta
+from tests.lab.measuring import judged
+
+
+@pytest.fixture(autouse=True)
+def fewer(monkeypatch):
+    monkeypatch.setattr(capacity, "PAIRS", 8192)
+
+
+def test_it_holds():
+    verdict = judged("capacity")
+    assert verdict.passed, verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "what"),
+    [
+        ("Delta", lambda beta: Additive(), "delta error"),
+        ("Delta", lambda beta: Delta(0.9 * beta), "delta error"),
+        ("Additive", lambda: Delta(1.0), "additive error"),
+        ("least_squares", lambda k, v: k.mT @ v, "least-squares error"),
+        ("PASSES", 1, "20 delta passes"),
+        ("unit", lambda draw, *shape: torch.randn(shape, generator=draw).relu(), "additive error"),
+    ],
+    ids=["delta is additive", "weak delta", "additive is delta", "no least squares", "one pass", "keys in one cone"],
+)
+def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
+    monkeypatch.setattr(capacity, name, fault)
+    verdict = judged("capacity")
+    assert not verdict.passed
+    assert f"REFUTED: {what}" in verdict.sentence
+
+
+def test_the_recursion_is_exact_for_orthogonal_like_ends():
+    assert delta_error(1, 7) == pytest.approx(0)
+    assert delta_error(100_0, 5) == pytest.approx(
+        2 - 2 * 5 / 1000, rel=0.02
+    )  # all but the newest are noise of length 1

@@ -1,0 +1,39 @@
+"""The claim about stability holds on a tiny grid, and is refuted by a wrong gate, another rule or too few digits."""
+
+import pytest
+import torch
+
+from rebracket.lab import stability
+from rebracket.ops.writes.additive import Additive
+from rebracket.ops.writes.delta import Delta
+from tests.lab.measuring import judged
+
+whole = stability.after
+
+
+def test_it_holds():
+    verdict = judged("stability")
+    assert verdict.passed, verdict.sentence
+
+
+def in_bfloat16(state, k, v, rule):
+    after = whole(state, k, v, rule)
+    return after if k.dtype == torch.float64 else after.to(torch.bfloat16).to(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "what"),
+    [
+        ("log_decay", lambda rule: None, "squared norm off its formula"),
+        ("write", lambda rule: Additive(), "squared norm off its formula"),
+        ("Delta", lambda beta: Delta(0.5), "squared norm off its formula"),
+        ("after", in_bfloat16, "float32 error"),
+        ("LONG", 0.9, "squared norm with keys of length 1.5"),
+    ],
+    ids=["no gate", "delta is additive", "weak delta", "few digits", "short keys"],
+)
+def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
+    monkeypatch.setattr(stability, name, fault)
+    verdict = judged("stability")
+    assert not verdict.passed
+    assert f"REFUTED: {what}" in verdict.sentence
