@@ -46,9 +46,15 @@ class Result:
 class Experiment(ABC):
     """One claim about linear attention that a measurement can refute.
 
-    Args (of the class):
+    Args:
         question: what is asked, a sentence.
         claim: the answer that theory or a paper gives, with its formula and where it is from.
+
+    Example:
+        >>> from rebracket import lab
+        >>> experiment = lab.load("capacity")
+        >>> len(experiment.cells("quick", seeds=3))
+        42
     """
 
     question: str
@@ -88,6 +94,14 @@ class Experiment(ABC):
 
 def mean_over_seeds(results: Sequence[Result]) -> list[Result]:
     """One result for each point, its numbers the means over seeds and its seconds the sum.
+
+    Args:
+        results: of cells that hold a seed.
+
+    Returns:
+        As many results as there are points, in the order of their first seeds.
+
+    Cost: one pass.
 
     Example:
         >>> mean_over_seeds([Result({"n": 3, "seed": seed}, {"error": 1.0 + seed}, 0.5) for seed in range(2)])

@@ -50,6 +50,10 @@ class Check:
 class Verdict:
     """Whether a claim held, and a sentence with every number and tolerance.
 
+    Args:
+        passed: whether.
+        sentence: what was found.
+
     Example:
         >>> Verdict.of([Check("error off its formula", 0.021, high=0.05)])
         Verdict(passed=True, sentence='error off its formula 0.021 (at most 0.05).')
@@ -69,6 +73,11 @@ def furthest(pairs: Iterable[tuple[float, float]]) -> float:
 
     Args:
         pairs: (measured, expected), at least one; expected is not 0.
+
+    Returns:
+        The largest |measured / expected - 1|; NaN if any is.
+
+    Cost: one pass.
 
     Example:
         >>> round(furthest([(1.02, 1.0), (1.9, 2.0)]), 3)
