@@ -207,6 +207,11 @@ def add_noise(_: Sample, found: Output) -> Output:
     return out(found, found.out * (1 + 1e-6 * torch.rand_like(found.out)))
 
 
+def round_by_default(_: Sample, found: Output) -> Output:
+    """A buffer in whatever dtype torch gives by default."""
+    return out(found, found.out.to(torch.get_default_dtype()).to(found.out.dtype))
+
+
 def divide_by_zero(s: Sample, found: Output) -> Output:
     """A normalizer without a guard: 0 / 0 where nothing was written."""
     return out(found, found.out / (found.out != 0).any(-1, keepdim=True)) if s.normalize else found
@@ -334,6 +339,7 @@ FAULTS: dict[str, Fault] = {
     "keys are normalized": Fault(before(normalize_keys), ("zero_and_long_keys_are_exact",)),
     "the sum of keys is rounded": Fault(after(round_key_sum), ("normalizer_stays_exact",)),
     "the normalizer divides by zero": Fault(after(divide_by_zero), ("empty_normalizer_gives_zero",)),
+    "a buffer has torch's default dtype": Fault(after(round_by_default), ("torch_defaults_change_nothing",)),
     "runs differ": Fault(after(add_noise), ("runs_repeat",)),
     "an input is written to": Fault(before(write_to_queries), ("inputs_stay_untouched",)),
     "strides are ignored": Fault(before(trust_layout), ("layouts_change_nothing",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -70,6 +71,28 @@ def runs_repeat(op: Operator, row: Row) -> None:
 
 def repeatable() -> Iterator[Row]:
     return in_every_mode(case for dtype in LOW for case in few(dtype))
+
+
+def torch_defaults_change_nothing(op: Operator, row: Row) -> None:
+    """What dtype torch gives to new tensors by default does not matter: outputs, state, gradients, steps."""
+    s = draw(row.case)
+    token = s.tokens(0, 1)
+    wanted, step = results(lambda x: op.attend(x, row), s), values(op.step(token, row, False))
+    for dtype in (torch.float64, torch.bfloat16):
+        with default_dtype(dtype):
+            found, again = results(lambda x: op.attend(x, row), s), values(op.step(token, row, False))
+        for name, x in (found | {f"step {key}": y for key, y in again.items()}).items():
+            check_equal(f"{name} under {dtype}", x, (wanted | {f"step {key}": y for key, y in step.items()})[name])
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def inputs_stay_untouched(op: Operator, row: Row) -> None:
@@ -146,6 +169,7 @@ LAWS = (
     Law(future_stays_out, ordered),
     Law(rows_do_not_meet, batched),
     Law(runs_repeat, repeatable),
+    Law(torch_defaults_change_nothing, repeatable),
     Law(inputs_stay_untouched, touched),
     Law(layouts_change_nothing, laid_out),
     Law(any_shape, swept),

@@ -80,8 +80,8 @@ def writable(state: State) -> bool:
 def blank(call: Recurrence) -> State:
     """Room for the state after a call."""
     sizes = call.sizes
-    memory = torch.empty(call.sequences, sizes.H, sizes.K, sizes.V)
-    return State(memory, torch.empty(call.sequences, sizes.H, sizes.K) if call.normalize else None)
+    memory = library.empty(call.sequences, sizes.H, sizes.K, sizes.V)
+    return State(memory, library.empty(call.sequences, sizes.H, sizes.K) if call.normalize else None)
 
 
 def no_tangent(*tensors: Tensor) -> str | None:

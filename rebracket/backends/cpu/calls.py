@@ -70,7 +70,7 @@ class Terms:
     def first_segments(self) -> Tensor:
         """Where the kept states of every sequence begin, and in the end how many there are."""
         if self.cu_seqlens is None:
-            lengths = torch.full((self.q.shape[0],), self.q.shape[1] * self.per_token)
+            lengths = torch.full((self.q.shape[0],), self.q.shape[1] * self.per_token, device="cpu")
         else:
             lengths = self.cu_seqlens.diff() * self.per_token
         segments = (lengths + SEGMENT - 1) // SEGMENT
@@ -115,6 +115,11 @@ def blank(terms: Terms, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return x
 
 
+def flag() -> Tensor:
+    """What the kernels set to 1 where a decay is positive or NaN."""
+    return torch.zeros(1, dtype=torch.int32, device="cpu")
+
+
 def check_decays(terms: Terms, wrong: Tensor) -> None:
     """The kernels saw a decay that is positive or NaN: say which."""
     if not wrong.item() or terms.log_decay is None:
@@ -130,11 +135,10 @@ def forward(terms: Terms, library: Library, keep: bool) -> tuple[Tensor, Tensor,
     H, V = terms.v.shape[2:]
     N = terms.sequences
     out = blank(terms, (B, T, H, V), terms.q.dtype)
-    memory, key_sum = torch.empty(N, H, K, V), torch.empty(N, H, K) if terms.normalize else torch.empty(0)
-    wrong = torch.zeros(1, dtype=torch.int32)
+    memory, key_sum, wrong = empty(N, H, K, V), empty(N, H, K) if terms.normalize else empty(0), flag()
     call = describe(terms, out, memory, key_sum, wrong)
     call.slices = slices(N * H, V)
-    first = terms.first_segments() if keep else torch.zeros(1, dtype=torch.int64)
+    first = terms.first_segments() if keep else torch.zeros(1, dtype=torch.int64, device="cpu")
     entries = empty(int(first[-1]), H, K * (V + terms.normalize))
     if keep:
         call.entries, call.first_segment = pointer(entries), pointer(first)
@@ -167,8 +171,8 @@ def backward(
     B, T, _, K = terms.q.shape
     H, V = terms.v.shape[2:]
     writes, N = T * terms.per_token, terms.sequences
-    memory, first, wrong = torch.empty(N, H, K, V), terms.first_segments(), torch.zeros(1, dtype=torch.int32)
-    key_sum = torch.empty(N, H, K) if terms.normalize else None
+    memory, first, wrong = empty(N, H, K, V), terms.first_segments(), flag()
+    key_sum = empty(N, H, K) if terms.normalize else None
     call = describe(terms, grad_out, memory, key_sum, wrong)
     call.entries, call.first_segment = pointer(entries), pointer(first)
     made = {
@@ -179,7 +183,7 @@ def backward(
         "beta": None if terms.beta is None else blank(terms, (B, writes, H), torch.float32),
         "log_decay": None if terms.log_decay is None else blank(terms, tuple(terms.log_decay.shape), torch.float32),
     }
-    bonus = None if terms.bonus is None else torch.empty(N, H, K)
+    bonus = None if terms.bonus is None else empty(N, H, K)
     grad_out = contiguous_rows(grad_out)  # a pointer into it must not outlive it, so it keeps its name
     grad_memory = None if grad_memory is None else grad_memory.float().contiguous()
     grad_key_sum = None if grad_key_sum is None or not terms.normalize else grad_key_sum.float().contiguous()
@@ -205,8 +209,7 @@ def step(terms: Terms, library: Library, memory: Tensor, key_sum: Tensor | None)
     """One token, the new state written to `memory` and `key_sum`, which may be the old one's own tensors."""
     terms = terms.readable()
     B, _, H, V = terms.v.shape
-    out = torch.empty(B, 1, H, V, dtype=terms.q.dtype)
-    wrong = torch.zeros(1, dtype=torch.int32)
+    out, wrong = empty(B, 1, H, V, dtype=terms.q.dtype), flag()
     library.step(describe(terms, out, memory, key_sum, wrong))
     check_decays(terms, wrong)
     return out

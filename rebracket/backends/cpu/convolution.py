@@ -76,7 +76,7 @@ def backward(
     first = None if call.cu_seqlens is None else first_blocks(call.cu_seqlens)
     structure = describe(call, first, None, None)
     x, tail = blank(call), None if call.tail is None else torch.empty_like(call.tail)
-    weight, bias, sums = torch.empty(D, W), torch.empty(D), torch.empty(structure.blocks, W + 1, D)
+    weight, bias, sums = empty(D, W), empty(D), empty(structure.blocks, W + 1, D)
     if grad_y is not None:
         grad_y = contiguous_rows(grad_y)
         structure.grad_y, (structure.grad_y_row, structure.grad_y_token, _) = grad_y.data_ptr(), grad_y.stride()

@@ -177,8 +177,8 @@ def torch_loop() -> int | None:
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """New memory for a result, on large pages where it is large."""
-    x = torch.empty(shape, dtype=dtype)
+    """New memory for a result, on large pages where it is large; whatever torch's own defaults are."""
+    x = torch.empty(shape, dtype=dtype, device="cpu")
     if x.nbytes >= LARGE:
         opened().rebracket_large_pages(x.data_ptr(), x.nbytes)
     return x

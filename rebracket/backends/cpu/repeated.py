@@ -60,7 +60,7 @@ class Repeated:
         for place, index in self.pointers:
             words[place] = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first step was)
         after = state if self.inplace else self.room(state)
-        out = torch.empty(self.shape, dtype=self.dtype)
+        out = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         words[OUT], words[WRONG], words[STATE_OUT[0]] = out.data_ptr(), ctypes.addressof(wrong), after.memory.data_ptr()
         if self.normalize:
             words[STATE_OUT[1]] = after.key_sum.data_ptr()  # type: ignore[union-attr]
@@ -71,8 +71,8 @@ class Repeated:
 
     def room(self, state: State) -> State:
         """Memory for the state after the step."""
-        key_sum = torch.empty(state.key_sum.shape) if self.normalize and state.key_sum is not None else None
-        return State(torch.empty(state.memory.shape), key_sum)
+        key_sum = library.empty(*state.key_sum.shape) if self.normalize and state.key_sum is not None else None
+        return State(library.empty(*state.memory.shape), key_sum)
 
 
 def repeated(terms: Terms, inplace: bool, tensors: Tensors) -> Repeated | None:
@@ -83,8 +83,8 @@ def repeated(terms: Terms, inplace: bool, tensors: Tensors) -> Repeated | None:
         return None
     assert terms.memory is not None
     B, _, H, V = terms.v.shape
-    wrong = torch.zeros(1, dtype=torch.int32)
-    template = calls.describe(terms, torch.empty(B, 1, H, V, dtype=terms.q.dtype), terms.memory, terms.key_sum, wrong)
+    out = library.empty(B, 1, H, V, dtype=terms.q.dtype)
+    template = calls.describe(terms, out, terms.memory, terms.key_sum, calls.flag())
     found = tuple((place, index) for place, index in pointers if index is not None and index >= 0)
     return Repeated(template, found, library.load(), inplace, terms.normalize, (B, H, V), terms.q.dtype)
 
