@@ -51,13 +51,22 @@ long, or too much memory. Shapes are BxTxHxD.
 def write(outcome: Outcome, folder: Path, command: str) -> None:
     """Writes figures, page and plot into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save(folder / FIGURES, json.dumps(figures(outcome, command), indent=1))
+    save(folder / FIGURES, by_lines(figures(outcome, command)))
     save(folder / PAGE, page(outcome, command, PLOT if picture(outcome, folder / PLOT) else None))
 
 
 def save(path: Path, text: str) -> None:
     with replacing(path) as beside:
         beside.write_text(text + "\n", encoding="utf-8")
+
+
+def by_lines(values: dict[str, Any]) -> str:
+    """JSON with a line for each entry, and for each item of an entry that is a list."""
+    lines = {
+        name: "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else json.dumps(value)
+        for name, value in values.items()
+    }
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {line}" for name, line in lines.items()) + "\n}"
 
 
 def figures(outcome: Outcome, command: str) -> dict[str, Any]:

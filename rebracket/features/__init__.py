@@ -2,11 +2,12 @@
 
 import importlib
 import inspect
-import pkgutil
-from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops import folders
 from rebracket.ops.names import nearest
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
@@ -20,7 +21,7 @@ def names() -> tuple[str, ...]:
         >>> "elu1" in names()
         True
     """
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in NOT_MAPS))
+    return tuple(name for name in folders.names(sys.modules[__name__]) if name not in NOT_MAPS)
 
 
 def make(name: str, dim: int, options: Mapping[str, object] = NO_OPTIONS) -> FeatureMap:
@@ -47,21 +48,9 @@ def make(name: str, dim: int, options: Mapping[str, object] = NO_OPTIONS) -> Fea
     """
     if name not in names():
         raise ValueError(f"name must be a feature map, got {name!r}{nearest(name, names())}")
-    build = find(importlib.import_module(f"{__name__}.{name}"))
+    build = folders.only(importlib.import_module(f"{__name__}.{name}"), FeatureMap)
     known = [option for option in inspect.signature(build).parameters if option != "dim"]
     for option in options:
         if option not in known:
             raise ValueError(f"options: feature map {name!r} has no option {option!r}{nearest(option, known)}")
     return build(dim, **options)
-
-
-def find(module: ModuleType) -> Callable[..., FeatureMap]:
-    """The one feature map that a module defines."""
-    maps = [
-        item
-        for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, FeatureMap) and item.__module__ == module.__name__
-    ]
-    if len(maps) != 1:
-        raise TypeError(f"{module.__name__} must define one FeatureMap, found {[item.__name__ for item in maps]}")
-    return maps[0]

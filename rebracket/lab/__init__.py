@@ -2,10 +2,9 @@
 
 import importlib
 import sys
-from types import ModuleType
 
 from rebracket.lab.base import Experiment
-from rebracket.nn import folders
+from rebracket.ops import folders
 from rebracket.ops.names import nearest
 
 NOT_EXPERIMENTS = {"base"}
@@ -36,16 +35,4 @@ def load(name: str) -> Experiment:
     """
     if name not in names():
         raise ValueError(f"experiment {name!r} is unknown{nearest(name, [*names(), 'all'])}")
-    return find(importlib.import_module(f"{__name__}.{name}"))
-
-
-def find(module: ModuleType) -> Experiment:
-    """The one experiment that a module defines."""
-    kinds = [
-        item
-        for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, Experiment) and item.__module__ == module.__name__
-    ]
-    if len(kinds) != 1:
-        raise TypeError(f"{module.__name__} must define one Experiment, found {[kind.__name__ for kind in kinds]}")
-    return kinds[0]()
+    return folders.only(importlib.import_module(f"{__name__}.{name}"), Experiment)()

@@ -143,8 +143,11 @@ def step(
         tensors, key, repeat = (), None, None
     if repeat is not None:
         return repeat(tensors, state)
-    call = validate.token(q, k, v, log_decay, write, bonus, normalize, scale, state)
+    validate.check_write(write)
+    validate.check_token(q, k, v, log_decay, state, write.entries)
     validate.check_truth("inplace", inplace)
+    token = validate.with_time_axis(q, k, v, log_decay, write)
+    call = validate.recurrence(*token, bonus, normalize, scale, state, None)
     if inplace:
         validate.check_inplace(state, call)
     chosen = choose(call, backend)

@@ -42,7 +42,7 @@ def signature(tensors: Tensors, others: tuple[object, ...]) -> Hashable | None:
     described = [
         None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in tensors
     ]
-    return (*described, torch.is_grad_enabled(), *others)
+    return (*described, torch.is_grad_enabled(), *others, *map(type, others))  # 1 and True are equal, not the same
 
 
 def keep(key: Hashable, repeat: Repeat | None) -> None:

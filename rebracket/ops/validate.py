@@ -75,25 +75,15 @@ def recurrence(
     return checked
 
 
-def token(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    write: WriteRule,
-    bonus: Tensor | None,
-    normalize: bool,
-    scale: float | None,
-    state: State,
-) -> Recurrence:
-    """A checked step as a recurrence over one token."""
-    check_write(write)
-    check_token(q, k, v, log_decay, state, write.entries)
+def with_time_axis(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, write: WriteRule
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, WriteRule]:
+    """What one token's arguments are over a sequence of one token."""
     if log_decay is not None and log_decay.ndim > 1:
         log_decay = log_decay.unsqueeze(1)
     if write.entries == 1:
         k, v = k.unsqueeze(1), v.unsqueeze(1)
-    return recurrence(q.unsqueeze(1), k, v, log_decay, write.with_time_axis(), bonus, normalize, scale, state, None)
+    return q.unsqueeze(1), k, v, log_decay, write.with_time_axis()
 
 
 def has_tail(cu_seqlens: Tensor, T: int) -> bool:

@@ -1,7 +1,6 @@
 """A file is an experiment, by its name, complete."""
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -30,8 +29,3 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         lab.load("capacty")
     with pytest.raises(ValueError, match="'base'"):
         lab.load("base")
-
-
-def test_a_file_without_an_experiment_is_a_fault():
-    with pytest.raises(TypeError, match="must define one Experiment"):
-        lab.find(ModuleType("empty"))

@@ -96,6 +96,14 @@ def test_another_shape_is_checked_again():
         step(x | {"q": None}, state(0))
 
 
+def test_what_is_refused_is_refused_after_its_like_was_accepted():
+    x = token(0)
+    step(x, state(0), normalize=False, scale=1.0)
+    for wrong in ({"normalize": 0, "scale": 1.0}, {"normalize": False, "scale": True}):
+        with pytest.raises((TypeError, ValueError), match="normalize|scale"):
+            step(x, state(0), **wrong)
+
+
 def test_gradients_take_the_long_way():
     x = token(0)
     step(x, state(0))

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from rebracket.nn import folders
 from rebracket.nn.mixer import MixerSize
+from rebracket.ops import folders
 
 
 class Decay(nn.Module, ABC):

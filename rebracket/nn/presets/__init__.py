@@ -5,8 +5,8 @@ A file holds `OPTIONS`, the choices of `MixerSize` that the architecture leaves 
 
 import sys
 
-from rebracket.nn import folders
 from rebracket.nn.mixer import Mixer, MixerSize
+from rebracket.ops import folders
 
 
 def names() -> tuple[str, ...]:

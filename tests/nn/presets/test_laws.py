@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rebracket.nn import LayerCache, Mixer, MixerSize, folders, presets
+from rebracket.nn import LayerCache, Mixer, MixerSize, presets
 from rebracket.nn.mixer import CHOICES
+from rebracket.ops import folders
 from tests.nn.tiny import SIZE, B, T, assert_same, gradients, mixer, stir, tokens
 
 NAMES = presets.names()
