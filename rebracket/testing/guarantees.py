@@ -144,7 +144,7 @@ def laid_out() -> Iterator[Row]:
     return (row for row in in_every_mode([*few(), *few(shape="packed")]) if row.mode != "parallel")
 
 
-SIZE = 10
+SIZE = 6
 """What sums over a thousand tokens or 320 channels make of a budget measured on 40 tokens and 4 channels."""
 
 
