@@ -2,12 +2,15 @@
 
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, mean_over_seeds
 from rebracket.lab.base.grid import points
+from rebracket.lab.base.learning import UNLABELLED, Examples, learn, recalled
 from rebracket.lab.base.memories import accuracy, generator, least_squares, squared_error, stored, unit
 from rebracket.lab.base.verdict import Check, Verdict, furthest
 
 __all__ = [
+    "UNLABELLED",
     "Cell",
     "Check",
+    "Examples",
     "Experiment",
     "Result",
     "Size",
@@ -15,9 +18,11 @@ __all__ = [
     "accuracy",
     "furthest",
     "generator",
+    "learn",
     "least_squares",
     "mean_over_seeds",
     "points",
+    "recalled",
     "squared_error",
     "stored",
     "unit",
