@@ -134,13 +134,12 @@ def step(
         >>> out.shape
         torch.Size([1, 2, 5])
     """
-    options = (normalize, scale, inplace, backend)
     try:
         tensors, others = repetition.parts(q, k, v, log_decay, bonus, state, write)
-        key = repetition.signature(tensors, (*others, *options))
+        key = repetition.signature(tensors, [*others, normalize, scale, inplace, backend])
         repeat = None if key is None else repetition.KNOWN.get(key)
     except (AttributeError, TypeError):  # not what the arguments should be, as the checks will say
-        tensors, key, repeat = (), None, None
+        tensors, key, repeat = [], None, None
     if repeat is not None:
         return repeat(tensors, state)
     validate.check_write(write)

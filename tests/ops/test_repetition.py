@@ -1,6 +1,7 @@
 """Steps that repeat go a shorter way; nobody can tell."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 import rebracket as rb
 from rebracket.backends.cpu import library
 from rebracket.ops import repetition
+from rebracket.ops.write import Sizes, WriteRule, Writes
 
 pytestmark = pytest.mark.skipif(library.PATH is None, reason="the kernels were not built")
 B, H, K, V = 2, 3, 4, 5
@@ -59,6 +61,27 @@ def test_a_repeated_step_gives_the_same_bits(inplace: bool, normalize: bool, dty
             assert torch.equal(x, wanted[i].state.tensors()[name])
         assert (found.state is given) == inplace
     assert len(repetition.KNOWN) == 1
+
+
+@dataclass(frozen=True)
+class Weighted(WriteRule):
+    """Either weight may be a tensor."""
+
+    first: float | Tensor
+    second: float | Tensor
+
+    def check(self, sizes: Sizes) -> None:
+        assert sizes.shape("B,T")
+
+    def lower(self, k: Tensor, v: Tensor) -> Writes:
+        return Writes(k, v * self.first * self.second)
+
+
+def test_a_rule_is_told_by_which_of_its_fields_are_tensors():
+    x, weight = token(0), torch.ones(B, H)
+    rules = Weighted(weight, 0.5), Weighted(0.5, weight)
+    calls = [repetition.parts(x["q"], x["k"], x["v"], None, None, state(0), rule) for rule in rules]
+    assert repetition.signature(*calls[0]) != repetition.signature(*calls[1])
 
 
 def test_tensors_that_were_one_may_be_two_later():

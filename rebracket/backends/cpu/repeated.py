@@ -43,8 +43,7 @@ class Repeated:
         library: the kernels.
         inplace: whether the new state goes where the old one lies.
         normalize: whether there is a sum of keys.
-        shape: of the output [B,H,V].
-        dtype: of the output.
+        like: a tensor of the output's shape [B,H,V] and dtype.
     """
 
     template: Call
@@ -52,15 +51,14 @@ class Repeated:
     library: Library
     inplace: bool
     normalize: bool
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    like: Tensor
 
     def __call__(self, tensors: Tensors, state: State) -> Output:
         words, wrong = Words.from_buffer_copy(self.template), ctypes.c_int32()
         for place, index in self.pointers:
             words[place] = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first step was)
         after = state if self.inplace else self.room(state)
-        out = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        out = torch.empty_like(self.like)
         words[OUT], words[WRONG], words[STATE_OUT[0]] = out.data_ptr(), ctypes.addressof(wrong), after.memory.data_ptr()
         if self.normalize:
             words[STATE_OUT[1]] = after.key_sum.data_ptr()  # type: ignore[union-attr]
@@ -86,7 +84,7 @@ def repeated(terms: Terms, inplace: bool, tensors: Tensors) -> Repeated | None:
     out = library.empty(B, 1, H, V, dtype=terms.q.dtype)
     template = calls.describe(terms, out, terms.memory, terms.key_sum, calls.flag())
     found = tuple((place, index) for place, index in pointers if index is not None and index >= 0)
-    return Repeated(template, found, library.load(), inplace, terms.normalize, (B, H, V), terms.q.dtype)
+    return Repeated(template, found, library.load(), inplace, terms.normalize, out[:, 0])
 
 
 def source(x: Tensor | None, tensors: Tensors) -> int | None:

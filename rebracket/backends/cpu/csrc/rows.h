@@ -60,7 +60,8 @@ struct Stream {
     Stream(const Rows& x, int64_t b, int64_t head, int64_t heads, int64_t from, int64_t n) : n(n), dtype(x.dtype) {
         if (!x.data) return;
         int64_t size = dtype == FLOAT32 ? 4 : 2;
-        base = static_cast<char*>(x.data) + (b * x.batch + head / (heads / x.heads) * x.head + from) * size;
+        int64_t own = x.heads == heads ? head : head / (heads / x.heads);  // a step feels every division
+        base = static_cast<char*>(x.data) + (b * x.batch + own * x.head + from) * size;
         step = x.time * size;
     }
     char* at(int64_t t) const { return base + t * step; }

@@ -13,54 +13,85 @@ constexpr int WIDE = 8;  // a whole row of 128 columns, so that the state stream
 constexpr int WIDE = 4;
 #endif
 
-// One sequence and head.
+// One sequence and head. The old state is read with q and r after these have taken the decay (q not, where a bonus comes
+// in its place), so that the rows of the state need one factor a read.
 struct Token {
     const Call& call;
     int64_t row, Kp, Vp;
-    float *q, *k, *r, *a, *v, *u, *read, *recalled;
-    float beta = 1;
+    float *q, *k, *r, *a, *v, *read;
+    float beta = 1, own;  // own: weight of the token's own write in its read
 
     Token(const Call& call, int64_t index) : call(call), row(index), Kp(padded(call.K)), Vp(padded(call.V)) {
-        arena.reserve(4 * Kp + 4 * Vp);
+        arena.reserve(4 * Kp + 2 * Vp);
         q = arena.take(Kp), k = arena.take(Kp), r = arena.take(Kp), a = arena.take(Kp);
-        v = arena.take(Vp), u = arena.take(Vp), read = arena.take(Vp), recalled = arena.take(Vp);
-        load_terms(index / call.H, index % call.H);
+        v = arena.take(Vp), read = arena.take(Vp);
+        int64_t b = index / call.H, h = index % call.H;
+        load_terms(b, h);
+        own = own_weight(h);
+        decay(b, h);
     }
     void load_terms(int64_t b, int64_t h);
+    float own_weight(int64_t h) const;
+    void decay(int64_t b, int64_t h);
+    Stream row_of(const Rows& x, int64_t b, int64_t h, int64_t n) const { return Stream(x, b, h, call.H, 0, n); }
 };
 
 void Token::load_terms(int64_t b, int64_t h) {
-    auto row_of = [&](const Rows& x, int64_t n) { return Stream(x, b, h, call.H, 0, n); };
-    read_row(q, row_of(call.q, call.K), 0, Kp);
-    read_row(k, row_of(call.k, call.K), 0, Kp);
-    read_row(v, row_of(call.v, call.V), 0, Vp);
-    if (call.r.data) read_row(r, row_of(call.r, call.K), 0, Kp);
-    if (call.beta.data) read_row(&beta, row_of(call.beta, 1), 0, 1);
-    fill(a, Kp, 0);
-    if (call.decay == NONE) return fill(a, call.K, 1);
-    bool channels = call.decay == PER_CHANNEL;
-    read_row(a, row_of(call.log_decay, channels ? call.K : 1), 0, channels ? Kp : 1);
-    if (!channels) fill(a, Kp, a[0]);
-    for (int64_t d = 0; d < Kp; ++d)
-        if (!(a[d] <= 0)) *call.wrong = 1;
-    for (int64_t d = 0; d < Kp; d += W) store(a + d, exp_negative(load(a + d)));
+    read_row(q, row_of(call.q, b, h, call.K), 0, Kp);
+    read_row(k, row_of(call.k, b, h, call.K), 0, Kp);
+    read_row(v, row_of(call.v, b, h, call.V), 0, Vp);
+    if (call.r.data) read_row(r, row_of(call.r, b, h, call.K), 0, Kp);
+    if (call.beta.data) read_row(&beta, row_of(call.beta, b, h, 1), 0, 1);
+}
+
+// q . k; with a bonus q . (bonus * k).
+float Token::own_weight(int64_t h) const {
+    const float* bonus = call.bonus ? call.bonus + h * call.K : nullptr;
+    vec total = {};
+    int64_t d = 0;
+    for (; d + W <= call.K; d += W) total += load(q + d) * load(k + d) * (bonus ? load(bonus + d) : splat(1));
+    float rest = 0;
+    for (; d < call.K; ++d) rest += q[d] * k[d] * (bonus ? bonus[d] : 1);
+    return sum(total) + rest;
+}
+
+// The decay of every channel, and its part in what q and r read.
+void Token::decay(int64_t b, int64_t h) {
+    const bool channels = call.decay == PER_CHANNEL;
+    float one = 0;
+    if (channels)
+        read_row(a, row_of(call.log_decay, b, h, call.K), 0, Kp);
+    else if (call.decay != NONE)
+        read_row(&one, row_of(call.log_decay, b, h, 1), 0, 1);
+    ivec wrong = {};
+    vec factor = exp_negative(splat(one));
+    for (int64_t d = 0; d < Kp; d += W) {
+        vec log = channels ? load(a + d) : splat(one);
+        wrong |= ~(log <= 0);
+        if (channels) factor = exp_negative(log);
+        store(a + d, factor);
+        if (!call.bonus) store(q + d, factor * load(q + d));
+        if (call.r.data) store(r + d, factor * load(r + d));
+    }
+    for (int i = 0; i < W; ++i)
+        if (wrong[i]) *call.wrong = 1;
 }
 
 // N vectors of value columns: what q and r see of the decayed state, what is written, the new state.
 template <int N>
-INLINE void columns(Token& t, const float* from, float* to, int64_t v, float own) {
+INLINE void columns(Token& t, const float* from, float* to, int64_t v) {
     const int64_t K = t.call.K, V = t.call.V;
-    const bool erasing = t.call.r.data, before = t.call.bonus;
+    const bool erasing = t.call.r.data;
     vec read[N] = {}, recalled[N] = {}, u[N];
     for (int64_t d = 0; d < K; ++d)
         for (int n = 0; n < N; ++n) {
             vec s = load(from + d * V + v + n * W);
-            read[n] += (before ? t.q[d] : t.a[d] * t.q[d]) * s;
-            if (erasing) recalled[n] += t.a[d] * t.r[d] * s;
+            read[n] += t.q[d] * s;
+            if (erasing) recalled[n] += t.r[d] * s;
         }
     for (int n = 0; n < N; ++n) {
         u[n] = t.beta * (load(t.v + v + n * W) - recalled[n]);
-        store(t.read + v + n * W, read[n] + own * u[n]);
+        store(t.read + v + n * W, read[n] + t.own * u[n]);
     }
     // From the last row to the first: the last ones are still in the first level of the cache.
     for (int64_t d = K - 1; d >= 0; --d)
@@ -71,33 +102,25 @@ INLINE void columns(Token& t, const float* from, float* to, int64_t v, float own
 }
 
 // The value columns that do not fill a vector.
-void column(Token& t, const float* from, float* to, int64_t v, float own) {
+void column(Token& t, const float* from, float* to, int64_t v) {
     const int64_t K = t.call.K, V = t.call.V;
     float read = 0, recalled = 0;
     for (int64_t d = 0; d < K; ++d) {
-        read += (t.call.bonus ? 1 : t.a[d]) * t.q[d] * from[d * V + v];
-        if (t.call.r.data) recalled += t.a[d] * t.r[d] * from[d * V + v];
+        read += t.q[d] * from[d * V + v];
+        if (t.call.r.data) recalled += t.r[d] * from[d * V + v];
     }
     float u = t.beta * (t.v[v] - recalled);
-    t.read[v] = read + own * u;
+    t.read[v] = read + t.own * u;
     for (int64_t d = 0; d < K; ++d) to[d * V + v] = t.a[d] * from[d * V + v] + t.k[d] * u;
 }
 
-// q . k, the weight of the token's own write in its read; with a bonus q . (bonus * k).
-float own_weight(const Token& t) {
-    const float* bonus = t.call.bonus ? t.call.bonus + t.row % t.call.H * t.call.K : nullptr;
-    float own = 0;
-    for (int64_t d = 0; d < t.call.K; ++d) own += t.q[d] * (bonus ? bonus[d] * t.k[d] : t.k[d]);
-    return own;
-}
-
 // The sum of keys, and q . z.
-float count(Token& t, float own) {
+float count(Token& t) {
     const float* from = t.call.key_sum_in + t.row * t.call.K;
     float* to = t.call.key_sum_out + t.row * t.call.K;
-    float total = own;
+    float total = t.own;
     for (int64_t d = 0; d < t.call.K; ++d) {
-        total += (t.call.bonus ? 1 : t.a[d]) * t.q[d] * from[d];
+        total += t.q[d] * from[d];
         to[d] = t.a[d] * from[d] + t.k[d];
     }
     return total;
@@ -107,12 +130,11 @@ void run(const Call& call, int64_t index) {
     Token t(call, index);
     const float* from = call.memory_in + index * call.K * call.V;
     float* to = call.memory_out + index * call.K * call.V;
-    float own = own_weight(t);
     int64_t v = 0;
-    for (; v + WIDE * W <= call.V; v += WIDE * W) columns<WIDE>(t, from, to, v, own);
-    for (; v + W <= call.V; v += W) columns<1>(t, from, to, v, own);
-    for (; v < call.V; ++v) column(t, from, to, v, own);
-    float total = call.normalize ? count(t, own) : 0;
+    for (; v + WIDE * W <= call.V; v += WIDE * W) columns<WIDE>(t, from, to, v);
+    for (; v + W <= call.V; v += W) columns<1>(t, from, to, v);
+    for (; v < call.V; ++v) column(t, from, to, v);
+    float total = call.normalize ? count(t) : 0;
     float scale = !call.normalize ? call.scale : total == 0 ? 0 : 1 / total;
     for (int64_t n = 0; n < t.Vp; n += W) store(t.read + n, scale * load(t.read + n));
     write_rows(Stream(call.out, index / call.H, index % call.H, call.H, 0, call.V), 0, 1, t.read, 0);
