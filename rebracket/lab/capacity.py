@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import torch
+from torch.nn.functional import normalize
 
+from rebracket import features
 from rebracket.lab.base import (
     Cell,
     Check,
@@ -45,6 +47,22 @@ COUNTS: Mapping[Size, Sequence[int]] = {
 }
 PAIRS = 16384
 """Written in one cell, over all its memories: what makes the means sharp enough for the tolerances."""
+DIM, VALUES, CROSSED = 64, 256, 4096
+"""Size of the vectors that feature maps make keys of, of the values under them, and pairs in a cell of theirs."""
+COSINES: Mapping[str, tuple[float, float]] = {
+    "identity": (0, 0.125),
+    "silu": (0.114, 0.163),
+    "relu": (0.317, 0.33),
+    "elu1": (0.687, 0.689),
+    "exp": (0.426, 0.438),
+    "hedgehog": (0.402, 0.41),
+    "dpfp": (0.110, 0.140),
+    "dpfp 2": (0.106, 0.126),
+    "dpfp 3": (0.105, 0.121),
+    "taylor2": (0.038, 0.049),
+}
+"""Mean and root mean square of the cosine between the features of two normal vectors of size DIM."""
+CROWDS: Mapping[Size, Sequence[int]] = {"tiny": (16,), "quick": (16, 64), "full": (16, 64, 256)}
 
 
 @final
@@ -56,13 +74,20 @@ class Capacity(Experiment):
         "Unit random keys, one read-out: additive writing errs by (n - 1) / K, the delta rule in one pass by its "
         "recursion, which forgets the oldest first, and the least-squares state by max(0, 1 - K / n): exact up to "
         "n = K, where repeated delta passes lead. Under argmax the additive state keeps about K V / (2 ln n) pairs, "
-        "far beyond K, and beats one delta pass."
+        "far beyond K, and beats one delta pass. Where a feature map makes the keys, of normal vectors of size 64, the "
+        "additive error is (n - 1) c^2 with c the root mean square cosine of two keys (within 5 %): all that the map "
+        "does to capacity. The pairs at an error of 1, 1 / c^2, are 64 under the identity, 2 under elu + 1, 9 under "
+        "relu, 5 under exp, 51 to 68 under DPFP and 420 under the Taylor map (c within 5 %): positive features lie in "
+        "one cone, unless there are many of them."
     )
 
     def grid(self, size: Size) -> list[Cell]:
-        return [{"K": K, "V": V, **point} for K, V in SHAPES[size] for point in points({"n": COUNTS[size]})]
+        plain = [{"K": K, "V": V, **point} for K, V in SHAPES[size] for point in points({"n": COUNTS[size]})]
+        return [*plain, *points({"map": list(COSINES), "n": CROWDS[size]})]
 
     def measure(self, cell: Cell) -> Mapping[str, float]:
+        if "map" in cell:
+            return crosstalk(str(cell["map"]), int(cell["n"]), int(cell["seed"]))
         K, V, n, seed = (int(cell[name]) for name in ("K", "V", "n", "seed"))
         draw = generator(K, V, n, seed)
         N = max(1, PAIRS // n)
@@ -78,7 +103,8 @@ class Capacity(Experiment):
         return errors | {f"{name} accuracy": accuracy(read, v, answers) for name, read in reads.items()}
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        sizes = [(r, int(r.cell["K"]), int(r.cell["V"]), int(r.cell["n"])) for r in results]
+        plain, mapped = kinds(results)
+        sizes = [(r, int(r.cell["K"]), int(r.cell["V"]), int(r.cell["n"])) for r in plain]
         beyond = [r["additive accuracy"] - r["delta accuracy"] for r, K, _, n in sizes if n in (K, 2 * K, 4 * K)]
         within = [r["least squares error"] for r, K, _, n in sizes if n <= K]
         limits = [abs(r["least squares error"] - max(0.0, 1 - K / n)) for r, K, _, n in sizes]
@@ -93,13 +119,17 @@ class Capacity(Experiment):
                 Check("20 delta passes leave of one's error, n <= K", max(repeated), high=0.4),
                 Check("additive accuracy off its formula by", max(knees), high=0.1),
                 Check("least gain of additive over delta accuracy, n = K to 4 K", min(beyond), low=0.05),
+                Check("rms cosine of a map's keys off the known one by", furthest(crossed(mapped)), high=0.05),
+                Check("and the mean cosine by", furthest_apart(mapped), high=0.01),
+                Check("error with a map's keys off (n - 1) times its square by", furthest(crowded(mapped)), high=0.05),
             ]
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
-        left, right = figure.subplots(1, 2)
-        K, V = max((int(r.cell["K"]), int(r.cell["V"])) for r in results)
-        mine = [r for r in results if (r.cell["K"], r.cell["V"]) == (K, V)]
+        left, right, last = figure.subplots(1, 3)
+        plain, mapped = kinds(results)
+        K, V = max((int(r.cell["K"]), int(r.cell["V"])) for r in plain)
+        mine = [r for r in plain if (r.cell["K"], r.cell["V"]) == (K, V)]
         counts = [int(r.cell["n"]) for r in mine]
         for name, color in COLORS.items():
             left.plot(counts, [r[f"{name} error"] for r in mine], "o", color=color, label=name)
@@ -108,6 +138,44 @@ class Capacity(Experiment):
         left.set(xscale="log", yscale="symlog", xlabel="n, pairs", ylabel="squared error", title=f"K = {K}, V = {V}")
         right.set(xscale="log", xlabel="n, pairs", ylabel="accuracy of the nearest value", title="Under argmax")
         left.legend(title="lines: formulas")
+        held = {f"{r.cell['map']} ({r['features']:g})": 1 / r["rms cosine"] ** 2 for r in mapped}
+        last.barh(list(held), list(held.values()), color=COLORS["additive"])
+        last.set(xscale="log", xlabel="pairs at error 1", title="Keys made by a map")
+
+
+@torch.no_grad()
+def crosstalk(name: str, n: int, seed: int) -> Mapping[str, float]:
+    """How alike the keys are that a map makes of normal vectors, and how an additive state of n of others errs."""
+    kind, _, nu = name.partition(" ")
+    phi = features.make(kind, DIM, {"nu": int(nu)} if nu else {})
+    draw, N = generator(n, seed), CROSSED // n
+    alone = normalize(phi(torch.randn(CROSSED // 2, DIM, generator=draw)), dim=-1)
+    cosines = (alone @ alone.T)[~torch.eye(len(alone), dtype=torch.bool)]
+    k, v = normalize(phi(torch.randn(N, n, DIM, generator=draw)), dim=-1), unit(draw, N, n, VALUES)
+    return {
+        "features": phi.dim_out,
+        "mean cosine": float(cosines.mean()),
+        "rms cosine": float(cosines.square().mean().sqrt()),
+        "additive error": squared_error(k @ stored(k, v, Additive()), v),
+    }
+
+
+def kinds(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Those of random keys, and those of keys that a map made."""
+    return [r for r in results if "map" not in r.cell], [r for r in results if "map" in r.cell]
+
+
+def crossed(mapped: Sequence[Result]) -> list[tuple[float, float]]:
+    return [(r["rms cosine"], COSINES[str(r.cell["map"])][1]) for r in mapped]
+
+
+def furthest_apart(mapped: Sequence[Result]) -> float:
+    """The largest distance of a mean cosine from the known one."""
+    return max(abs(r["mean cosine"] - COSINES[str(r.cell["map"])][0]) for r in mapped)
+
+
+def crowded(mapped: Sequence[Result]) -> list[tuple[float, float]]:
+    return [(r["additive error"], (int(r.cell["n"]) - 1) * r["rms cosine"] ** 2) for r in mapped]
 
 
 def formulas(left: Axes, right: Axes, counts: Sequence[int], K: int, V: int) -> None:

@@ -25,7 +25,8 @@ class LayerConfig:
     Args:
         mixer: name of a preset.
         heads, key_heads, key_dim, value_dim: sizes, as in `MixerSize`.
-        window, convolution, feature, beta_max, rotary_base: choices, as in `MixerSize`; None is the preset's own.
+        window, convolution, feature, beta_max, rotary_base, horizon: choices, as in `MixerSize`; None is the preset's
+            own.
 
     Raises:
         ValueError: If there is no such preset.
@@ -45,6 +46,7 @@ class LayerConfig:
     feature: str | None = None
     beta_max: float | None = None
     rotary_base: float | None = None
+    horizon: int | None = None
 
     def __post_init__(self) -> None:
         known = presets.names()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rebracket.nn.cache import LayerCache
 from rebracket.ops.validate import Mode
 
-CHOICES = ("window", "convolution", "feature", "beta_max", "rotary_base")
+CHOICES = ("window", "convolution", "feature", "beta_max", "rotary_base", "horizon")
 
 
 @final
@@ -37,6 +37,7 @@ class MixerSize:
         beta_max: largest strength of the delta rule's writes, in (0, 2]; above 1 the transition may have negative
             eigenvalues.
         rotary_base: wavelength base of the rotary positions, > 1.
+        horizon: distance in tokens at which cosine weights have fallen to 0, >= 1.
 
     Raises:
         ValueError: If a size is below 1, key_heads does not divide heads, or a choice is out of its range.
@@ -59,9 +60,20 @@ class MixerSize:
     feature: str | None = None
     beta_max: float | None = None
     rotary_base: float | None = None
+    horizon: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "heads", "key_heads", "key_dim", "value_dim", "layers", "window", "convolution"):
+        for name in (
+            "d_model",
+            "heads",
+            "key_heads",
+            "key_dim",
+            "value_dim",
+            "layers",
+            "window",
+            "convolution",
+            "horizon",
+        ):
             refuse_below_one(name, getattr(self, name))
         if self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide heads, got {self.key_heads} for {self.heads} heads")

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from rebracket.features.elu1 import Elu1
+from rebracket.features.taylor2 import Taylor2
 from rebracket.lab import capacity
 from rebracket.lab.capacity import delta_error
 from rebracket.ops.writes.additive import Additive
@@ -13,6 +15,11 @@ from tests.lab.measuring import judged
 @pytest.fixture(autouse=True)
 def fewer(monkeypatch):
     monkeypatch.setattr(capacity, "PAIRS", 8192)
+    monkeypatch.setattr(capacity, "CROSSED", 2048)
+
+
+def only(monkeypatch, *maps):
+    monkeypatch.setattr(capacity, "COSINES", {name: capacity.COSINES[name] for name in maps})
 
 
 def test_it_holds():
@@ -33,7 +40,30 @@ def test_it_holds():
     ids=["delta is additive", "weak delta", "additive is delta", "no least squares", "one pass", "keys in one cone"],
 )
 def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
+    only(monkeypatch, "identity")
     monkeypatch.setattr(capacity, name, fault)
+    verdict = judged("capacity")
+    assert not verdict.passed
+    assert f"REFUTED: {what}" in verdict.sentence
+
+
+whole_taylor = Taylor2.features
+
+
+@pytest.mark.parametrize(
+    ("place", "fault", "what"),
+    [
+        ((Elu1, "features"), lambda self, x: x, "rms cosine of a map's keys"),
+        ((Taylor2, "features"), lambda self, x: whole_taylor(self, x)[..., : 1 + self.dim_in], "rms cosine of a map"),
+        ((capacity, "normalize"), lambda x, dim: x / x.shape[dim] ** 0.5, "error with a map's keys"),
+        ((capacity, "VALUES"), 2, "error with a map's keys"),
+    ],
+    ids=["not positive", "no products", "keys of any length", "few values"],
+)
+def test_a_fault_in_a_map_refutes_it(monkeypatch, place, fault, what):
+    only(monkeypatch, "elu1", "taylor2")
+    monkeypatch.setattr(capacity, "COUNTS", {"tiny": (32,)})
+    monkeypatch.setattr(*place, fault)
     verdict = judged("capacity")
     assert not verdict.passed
     assert f"REFUTED: {what}" in verdict.sentence

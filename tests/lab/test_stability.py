@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from rebracket.lab import stability
+from rebracket.lab.base import unit
+from rebracket.nn import HeadNorm
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
 from tests.lab.measuring import judged
 
-whole = stability.after
+whole, read = stability.after, stability.outputs
 
 
 def test_it_holds():
@@ -21,6 +23,10 @@ def in_bfloat16(state, k, v, rule):
     return after if k.dtype == torch.float64 else after.to(torch.bfloat16).to(torch.float32)
 
 
+def longer(kept, exact, q):
+    return read(kept, exact, 1.2 * q)
+
+
 @pytest.mark.parametrize(
     ("name", "fault", "what"),
     [
@@ -28,9 +34,17 @@ def in_bfloat16(state, k, v, rule):
         ("write", lambda rule: Additive(), "squared norm off its formula"),
         ("Delta", lambda beta: Delta(0.5), "squared norm off its formula"),
         ("after", in_bfloat16, "float32 error"),
-        ("LONG", 0.9, "squared norm with keys of length 1.5"),
+        ("LONG", 0.9, "squared norm of the delta rule with those"),
+        ("DECAY", 0.999, "and with a decay"),
+        ("HeadNorm", lambda V: torch.nn.Identity(), "mean square of it after the output norm"),
+        ("HeadNorm", lambda V: HeadNorm(V, eps=0.1), "mean square of it after the output norm"),
+        ("unit", lambda draw, *shape: unit(draw, *shape).abs(), "squared norm off its formula"),
+        ("outputs", longer, "squared length of what is read"),
     ],
-    ids=["no gate", "delta is additive", "weak delta", "few digits", "short keys"],
+    ids=[
+        *("no gate", "delta is additive", "weak delta", "few digits", "short keys", "weak decay"),
+        *("no output norm", "blunt output norm", "keys in one cone", "longer queries"),
+    ],
 )
 def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
     monkeypatch.setattr(stability, name, fault)

@@ -27,6 +27,7 @@ from tests.nn.tiny import SIZE
         ("beta_max", 0),
         ("beta_max", "2"),
         ("rotary_base", 1),
+        ("horizon", 0),
     ],
 )
 def test_a_wrong_size_is_refused_by_name(field: str, value: object):

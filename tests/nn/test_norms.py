@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rebracket.nn.norms import HeadNorm, RMSNorm, l2_normalize
+from rebracket.nn.norms import GatedNorm, HeadNorm, RMSNorm, l2_normalize
 
 B, T, H, V = 2, 3, 4, 5
 SIGMOID = {"silu": lambda x: x / (1 + (-x).exp()), "sigmoid": lambda x: 1 / (1 + (-x).exp())}
@@ -50,6 +50,19 @@ def test_a_gate_is_there_exactly_when_it_is_wanted():
         HeadNorm(V, activation="silu")(o)
     with pytest.raises(ValueError, match=r"got \[2, 3, 4, 4\]"):
         HeadNorm(V, activation="silu")(o, o[..., 1:])
+
+
+def test_heads_are_gated_and_then_normed_together():
+    norm, o, gate = GatedNorm(3, 4, eps=0.1).double(), sample(2, 5, 3, 4), sample(2, 5, 3, 4)
+    with torch.no_grad():
+        norm.weight.copy_(torch.arange(12.0))
+    gated = (o * gate / (1 + torch.exp(-gate))).flatten(2)
+    wanted = torch.arange(12.0) * gated / (gated.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(norm(o, gate), wanted.unflatten(2, (3, 4)), rtol=1e-12, atol=1e-12)
+    assert norm(o.bfloat16(), gate.bfloat16()).dtype == torch.bfloat16
+    for wrong in (None, gate[..., 1:]):
+        with pytest.raises(ValueError, match=r"gate must have the shape of o, \[2, 5, 3, 4\]"):
+            norm(o, wrong)
 
 
 def test_vectors_are_brought_to_unit_length():

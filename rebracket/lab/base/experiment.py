@@ -54,7 +54,7 @@ class Experiment(ABC):
         >>> from rebracket import lab
         >>> experiment = lab.load("capacity")
         >>> len(experiment.cells("quick", seeds=3))
-        42
+        102
     """
 
     question: str

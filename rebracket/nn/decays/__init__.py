@@ -28,6 +28,14 @@ class Decay(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """[H], [B,T,H] or [B,T,H,K] for x [B,T,d_model]; the same without T for x [B,d_model]."""
 
+    def strength(self, log_decay: Tensor) -> Tensor | None:
+        """What a token's values are multiplied by, [B,T,H], where the decay decides that too; None for 1.
+
+        Args:
+            log_decay: what `forward` gave.
+        """
+        return None
+
     @abstractmethod
     def reset_parameters(self) -> None:
         """Draws every weight again."""

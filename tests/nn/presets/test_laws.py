@@ -245,7 +245,7 @@ def test_a_known_choice_changes_the_layer(name: str):
 
 
 def chosen(choice: str) -> MixerSize:
-    values = {"window": 3, "convolution": 3, "feature": "dpfp", "beta_max": 2.0, "rotary_base": 100.0}
+    values = {"window": 3, "convolution": 3, "feature": "dpfp", "beta_max": 2.0, "rotary_base": 100.0, "horizon": 20}
     assert values.keys() == set(CHOICES)
     return dataclasses.replace(SIZE, **{choice: values[choice]})
 

@@ -1,0 +1,18 @@
+"""Performer: random features whose kernel is softmax's on average."""
+
+from rebracket import features
+from rebracket.nn.attention import LinearAttention
+from rebracket.nn.mixer import Mixer, MixerSize
+
+OPTIONS = ("convolution",)
+
+
+def build(size: MixerSize) -> Mixer:
+    """No decay, additive writes, K log K positive orthogonal random features, output divided by the sum of keys.
+
+    The largest exponent of a query is subtracted, which the normalizer divides out.
+
+    Source: Choromanski et al. 2021, "Rethinking Attention with Performers".
+    """
+    feature = features.make("favor", size.key_dim, {"stabilized": True})
+    return LinearAttention(size, feature=feature, normalize=True, convolution=size.convolution)
