@@ -1,5 +1,6 @@
 """What every experiment is, what experiments share, and how they are run, kept and shown."""
 
+from rebracket.lab.base.associations import associations
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, mean_over_seeds
 from rebracket.lab.base.grid import points
 from rebracket.lab.base.learning import UNLABELLED, Examples, learn, recalled
@@ -16,6 +17,7 @@ __all__ = [
     "Size",
     "Verdict",
     "accuracy",
+    "associations",
     "furthest",
     "generator",
     "learn",
