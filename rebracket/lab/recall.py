@@ -73,9 +73,9 @@ class Task:
 TASKS = {
     "tiny": Task(32, (Slice(16, 2), Slice(16, 4)), (Slice(16, 2), Slice(16, 4), Slice(64, 14)), 512),
     "quick": Task(
-        66,
+        132,
         (Slice(16, 2), Slice(32, 4), Slice(32, 8), Slice(64, 16)),
-        (Slice(32, 4), Slice(32, 8), Slice(64, 16), Slice(128, 32)),
+        (Slice(32, 4), Slice(32, 8), Slice(64, 16), Slice(256, 64)),
         2048,
     ),
     "full": Task(
@@ -161,7 +161,9 @@ class Recall(Experiment):
             left.plot([x.pairs for x in slices], [result[str(x)] for x in slices], "o-", **style)
             rates = sorted((float(r.cell["rate"]), r["accuracy"]) for r in results if r.cell["mixer"] == mixer)
             right.plot(*zip(*rates, strict=True), "o-", color=f"C{place}")
-        left.set(xscale="log", xlabel="pairs", ylabel="accuracy", title="At the best rate")
+        left.set(xscale="log", xlabel="pairs in tokens", ylabel="accuracy", title="At the best rate")
+        left.set_xticks([x.pairs for x in slices], [str(x) for x in slices])
+        left.minorticks_off()
         right.set(xscale="log", xlabel="learning rate", ylabel="mean accuracy of all slices", title="At every rate")
         right.legend(*left.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1, 0.5))
 
