@@ -39,7 +39,11 @@ class Examples:
 
 
 def learn(
-    model: LanguageModel, examples: Callable[[int], Examples], steps: int, config: OptimizerConfig
+    model: LanguageModel,
+    examples: Callable[[int], Examples],
+    steps: int,
+    config: OptimizerConfig,
+    done: Callable[[int], bool] = lambda step: False,
 ) -> list[float]:
     """Trains a model by AdamW, in place.
 
@@ -48,9 +52,10 @@ def learn(
         examples: what each step is trained on, by its number from 0.
         steps: how many.
         config: rate, warm-up and floor of its course, weight decay, clipping.
+        done: asked after each step, by its number, whether the model has learned enough.
 
     Returns:
-        The mean loss of each step, in nats.
+        The mean loss of each step that was taken, in nats.
 
     Cost: forward and backward pass of every example; logits only where something is asked.
 
@@ -74,6 +79,8 @@ def learn(
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
         losses.append(loss.item())
+        if done(step):
+            break
     return losses
 
 
