@@ -1,0 +1,348 @@
+"""What a larger state is worth, and where to spend it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor
+
+from rebracket.lab.base import (
+    Cell,
+    Check,
+    Examples,
+    Experiment,
+    Result,
+    Size,
+    Verdict,
+    associations,
+    generator,
+    learn,
+    recalled,
+)
+from rebracket.lm.config import Config
+from rebracket.lm.model import LanguageModel
+from rebracket.nn.attention import LinearAttention
+from rebracket.train.config import OptimizerConfig
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+D_MODEL, RATE, ASKED = 64, 1e-2, 256
+"""Width, peak of the learning rate, sequences on which a model is judged."""
+SPENT = ("evenly", "early", "late")
+SEARCHED = "searched"
+SEARCH = 1000
+"""Distance of a search's seed: no model is judged by the weights or sequences by which its split was chosen."""
+ROUNDS, ROWS, LONG = 5, 8, 256
+"""Turns of timing; sequences and tokens that are read in one."""
+MIXERS: Mapping[Size, Sequence[str]] = {"tiny": ["gla"], "quick": ["gla", "deltanet"], "full": ["gla", "deltanet"]}
+KEYS: Mapping[Size, Sequence[int]] = {"tiny": [1, 8], "quick": [2, 4, 16], "full": [1, 2, 3, 4, 6, 8, 16]}
+SHAPES: Mapping[Size, Sequence[tuple[int, int]]] = {
+    "tiny": [(2, 32), (8, 8)],
+    "quick": [(4, 32), (16, 8)],
+    "full": [(2, 64), (4, 32), (8, 16), (16, 8), (32, 4)],
+}
+"""K and V, of one product."""
+MAPS: Mapping[Size, Sequence[str]] = {
+    "tiny": ["elu1", "taylor2"],
+    "quick": ["elu1", "taylor2"],
+    "full": ["elu1", "relu", "dpfp", "taylor2"],
+}
+UNDECAYED: Mapping[Size, Sequence[int]] = {"tiny": [4, 8], "quick": [4, 16], "full": [2, 4, 8, 16]}
+"""K of the layers without a decay."""
+SMALL = 4
+"""K of the layer that has one, and of those whose features differ."""
+LAYERS: Mapping[Size, int] = {"tiny": 2, "quick": 2, "full": 4}
+BUDGET: Mapping[Size, int] = {"tiny": 4, "quick": 8, "full": 16}
+DRAWN: Mapping[Size, int] = {"tiny": 0, "quick": 2, "full": 9}
+"""Splits drawn at random that a search tries besides those that have a name."""
+SIDES: Mapping[Size, Sequence[int]] = {"tiny": [8, 16], "quick": [8, 32, 128], "full": [8, 16, 32, 64, 128, 256]}
+"""K = V of the models that are timed."""
+TASK: Mapping[Size, Cell] = {
+    "tiny": {"vocabulary": 16, "pairs": 4, "steps": 150, "batch": 512},
+    "quick": {"vocabulary": 32, "pairs": 8, "steps": 300, "batch": 1024},
+    "full": {"vocabulary": 32, "pairs": 8, "steps": 600, "batch": 1024},
+}
+BASE: Cell = {
+    "mixer": "gla",
+    "feature": "",
+    "decays": 1,
+    "layers": 1,
+    "spent": "evenly",
+    "drawn": 0,
+    "V": 32,
+    "texts": 1,
+}
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """One model and its task.
+
+    Args:
+        mixer, feature: of its layers; "" is the preset's own feature map.
+        decays: whether they keep the decay of the preset.
+        keys: K of each layer.
+        V: value channels of all.
+        vocabulary, pairs, texts: so many texts after each other, each with pairs of its own that are asked for in it.
+        steps, batch: of training, and how many tokens each reads.
+    """
+
+    mixer: str
+    feature: str
+    decays: bool
+    keys: tuple[int, ...]
+    V: int
+    vocabulary: int
+    pairs: int
+    texts: int
+    steps: int
+    batch: int
+
+
+@final
+class StateSize(Experiment):
+    """Recall of small models that differ in the bytes of their states, in where these are and in how they are used."""
+
+    question = "What is a larger state worth, in which layers is it best spent, and what does a decay add?"
+    claim = (
+        "In multi-query recall of 8 pairs accuracy grows with the state until it holds them all. Of one K V, wide keys "
+        "recall more than wide values, and of two feature maps over the same 4 channels the one with more features. Of "
+        "the same bytes in several layers the first should get nearly all: kept for the last they recall less after "
+        "the same training, spread evenly they are learned later (two layers come level in time, four had not begun "
+        "when the first alone was done). A search over splits, judged on another seed than it was made on, finds "
+        "nothing better by more than 0.05. This on layers is not published to our knowledge: it is what was found "
+        "here. Where texts follow each other and keys return with other values, 4 channels with an input-dependent "
+        "decay recall more than up to 16 without. A state 100 times as large makes reading some 4 times slower, and "
+        "single steps of a small model hardly."
+    )
+
+    def grid(self, size: Size) -> list[Cell]:
+        sizes = [{"part": "size", "mixer": mixer, "K": K} for mixer in MIXERS[size] for K in KEYS[size]]
+        shapes = [{"part": "shape", "K": K, "V": V} for K, V in SHAPES[size]]
+        maps = [{"part": "map", "mixer": "linear_transformer", "K": SMALL, "feature": name} for name in MAPS[size]]
+        splits = [{"part": "layers", "layers": LAYERS[size], "K": BUDGET[size], "spent": spent} for spent in SPENT]
+        search = {**splits[0], "spent": SEARCHED, "drawn": DRAWN[size]}
+        texts = {"part": "decay", "texts": 4, "pairs": 4, "vocabulary": 16}
+        decay = [{**texts, "K": SMALL}, *({**texts, "K": K, "decays": 0} for K in UNDECAYED[size])]
+        cells = [*sizes, *shapes, *maps, *splits, search, *decay]
+        return [
+            *({**BASE, **TASK[size], **x} for x in cells),
+            {"part": "speed", "sides": " ".join(map(str, SIDES[size]))},
+        ]
+
+    def measure(self, cell: Cell) -> Mapping[str, float]:
+        seed = int(cell["seed"])
+        if cell["part"] == "speed":
+            return speeds([int(side) for side in str(cell["sides"]).split()], seed)
+        setting = setting_of(cell, seed)
+        model = learned(setting, seed)
+        return {
+            "accuracy": recalled(model, task(setting, setting.pairs, ASKED, generator(seed, 2))),
+            "bytes": float(model.state_nbytes(0)),
+            **{f"K of layer {layer}": float(K) for layer, K in enumerate(setting.keys)},
+        }
+
+    def verdict(self, results: Sequence[Result]) -> Verdict:
+        size, shape, decay = (of(results, part) for part in ("size", "shape", "decay"))
+        curves = [[r["accuracy"] for r in size if r.cell["mixer"] == mixer] for mixer in mixers(size)]
+        map_, spent = named(of(results, "map"), "feature"), named(of(results, "layers"), "spent")
+        nbytes = [r["bytes"] for r in of(results, "layers")]
+        wide = best(r for r in shape if int(r.cell["K"]) >= int(r.cell["V"]))
+        narrow = best(r for r in shape if int(r.cell["K"]) < int(r.cell["V"]))
+        decayed, not_decayed = (best(r for r in decay if r.cell["decays"] == x) for x in (1, 0))
+        (speed,) = of(results, "speed")
+        return Verdict.of(
+            [
+                Check("least gain from the smallest state to the largest", min(x[-1] - x[0] for x in curves), low=0.3),
+                Check("most that a larger state lost", max(map(loss, curves)), high=0.05),
+                Check("gain of K >= V over K < V at one K V", wide - narrow, low=0.03),
+                Check("gain of the Taylor map over elu + 1", map_["taylor2"] - map_["elu1"], low=0.2),
+                Check("bytes of a split, most over least", max(nbytes) / min(nbytes), high=1),
+                Check("gain of early over late", spent["early"] - spent["late"], low=0.03),
+                Check("gain of early over evenly", spent["early"] - spent["evenly"], low=0),
+                Check("gain of the search over the best of them", spent.pop(SEARCHED) - max(spent.values()), high=0.05),
+                Check("gain of a small state with decay over larger ones without", decayed - not_decayed, low=0.1),
+                Check("reading, fastest over slowest", slowdown(speed, "read"), 1.2, 20),
+                Check("steps, fastest over slowest", slowdown(speed, "step"), 1.0, 3),
+            ]
+        )
+
+    def draw(self, results: Sequence[Result], figure: Figure) -> None:
+        (one, two), (three, four) = figure.subplots(2, 2)
+        draw_sizes(one, results)
+        draw_splits(two, of(results, "layers"))
+        draw_decay(three, of(results, "decay"))
+        (speed,) = of(results, "speed")
+        for use in ("read", "step"):
+            four.plot(of_sides(speed, "bytes"), of_sides(speed, use), "o-", label=use)
+        four.set(xscale="log", yscale="log", xlabel="bytes of state", ylabel="tokens a core second", title="K = V")
+        four.legend()
+
+
+def of(results: Sequence[Result], part: str) -> list[Result]:
+    return [r for r in results if r.cell["part"] == part]
+
+
+def mixers(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(str(r.cell["mixer"]) for r in results))
+
+
+def named(results: Sequence[Result], name: str) -> dict[str, float]:
+    """Accuracies by what tells the cells apart."""
+    return {str(r.cell[name]): r["accuracy"] for r in results}
+
+
+def best(results: Iterable[Result]) -> float:
+    return max(r["accuracy"] for r in results)
+
+
+def loss(curve: Sequence[float]) -> float:
+    """The most by which a number fell from one place to the next."""
+    return max(before - after for before, after in pairwise(curve))
+
+
+def of_sides(speed: Result, what: str) -> list[float]:
+    """A number of every timed model, the smallest first."""
+    return [speed[f"{what} {side}"] for side in str(speed.cell["sides"]).split()]
+
+
+def slowdown(speed: Result, use: str) -> float:
+    rates = of_sides(speed, use)
+    return max(rates) / min(rates)
+
+
+def draw_sizes(axes: Axes, results: Sequence[Result]) -> None:
+    size = of(results, "size")
+    lines = {mixer: [r for r in size if r.cell["mixer"] == mixer] for mixer in mixers(size)}
+    for name, line in lines.items():
+        axes.plot([r["bytes"] for r in line], [r["accuracy"] for r in line], "o-", label=f"{name}, by K")
+    for part, mark in (("shape", "x"), ("map", "s")):
+        for r in of(results, part):
+            label = str(r.cell["feature"]) or f"gla, K = {r.cell['K']}, V = {r.cell['V']}"
+            axes.plot(r["bytes"], r["accuracy"], mark, label=label)
+    axes.set(xscale="log", xlabel="bytes of state", ylabel="accuracy", title="one layer")
+    axes.legend(fontsize="x-small")
+
+
+def draw_splits(axes: Axes, results: Sequence[Result]) -> None:
+    axes.bar([str(r.cell["spent"]) for r in results], [r["accuracy"] for r in results])
+    for place, r in enumerate(results):
+        K = " ".join(f"{r[f'K of layer {layer}']:.3g}" for layer in range(int(r.cell["layers"])))
+        axes.text(place, 0.02, K, ha="center", color="white")
+    axes.set(ylim=(0, 1), ylabel="accuracy", title="the same bytes in several layers: K of each")
+
+
+def draw_decay(axes: Axes, results: Sequence[Result]) -> None:
+    for decays, label in ((1, "with its decay"), (0, "without")):
+        mine = [r for r in results if r.cell["decays"] == decays]
+        axes.plot([r["bytes"] for r in mine], [r["accuracy"] for r in mine], "o-", label=f"gla {label}")
+    axes.set(xscale="log", ylim=(0, 1.05), xlabel="bytes of state", ylabel="accuracy", title="texts after each other")
+    axes.legend()
+
+
+def setting_of(cell: Cell, seed: int) -> Setting:
+    """What a cell names; how its K channels are spent on layers may have to be found first."""
+    numbers = {name: int(cell[name]) for name in ("V", "vocabulary", "pairs", "texts", "steps", "batch")}
+    named = split(int(cell["K"]), int(cell["layers"]), str(cell["spent"]))
+    setting = Setting(str(cell["mixer"]), str(cell["feature"]), bool(cell["decays"]), named, **numbers)
+    return searched(setting, int(cell["drawn"]), seed + SEARCH) if cell["spent"] == SEARCHED else setting
+
+
+def split(total: int, layers: int, spent: str) -> tuple[int, ...]:
+    """Key channels of each layer: as many in all, or all but one in the first, or in the last."""
+    most, least = total - layers + 1, (layers - 1) * (1,)
+    return {"early": (most, *least), "late": (*least, most)}.get(spent, layers * (total // layers,))
+
+
+def searched(setting: Setting, drawn: int, seed: int) -> Setting:
+    """With the split of the same number of channels that does best after half the steps, among a few."""
+    total, layers = sum(setting.keys), len(setting.keys)
+    draw = generator(seed, 3)
+    tried = [
+        *(split(total, layers, spent) for spent in SPENT),
+        *(random_split(total, layers, draw) for _ in range(drawn)),
+    ]
+    short = [replace(setting, keys=keys, steps=setting.steps // 2) for keys in dict.fromkeys(tried)]
+    best = max(short, key=lambda x: recalled(learned(x, seed), task(x, x.pairs, ASKED, generator(seed, 2))))
+    return replace(setting, keys=best.keys)
+
+
+def random_split(total: int, layers: int, draw: torch.Generator) -> tuple[int, ...]:
+    """All splits of a number into positive ones are equally likely."""
+    cuts = torch.randperm(total - 1, generator=draw)[: layers - 1].sort().values + 1
+    ends = torch.cat([torch.tensor([0]), cuts, torch.tensor([total])])
+    return tuple(ends.diff().tolist())
+
+
+def learned(setting: Setting, seed: int) -> LanguageModel:
+    """A model that has been trained, on one pair at first and on all from halfway.
+
+    With all of them from the start it would take several times as many steps before anything is recalled.
+    """
+    model, draw = built(setting, seed), generator(seed, 1)
+
+    def examples(step: int) -> Examples:
+        share = min(1.0, 2 * (step + 1) / setting.steps)
+        pairs = max(1, round(setting.pairs * share))
+        return task(setting, pairs, setting.batch // (4 * pairs * setting.texts), draw)
+
+    learn(model, examples, setting.steps, OptimizerConfig(learning_rate=RATE, warmup=setting.steps // 10))
+    return model
+
+
+def task(setting: Setting, pairs: int, rows: int, draw: torch.Generator) -> Examples:
+    """Texts of multi-query recall, one after the other in each row, as short as they can be."""
+    found = associations(draw, rows * setting.texts, 4 * pairs, pairs, setting.vocabulary)
+    return Examples(found.tokens.view(rows, -1), found.labels.view(rows, -1))
+
+
+def built(setting: Setting, seed: int) -> LanguageModel:
+    sizes = {"mixer": setting.mixer, "heads": 1, "value_dim": setting.V, "convolution": 4}
+    chosen = {**sizes, "feature": setting.feature} if setting.feature else sizes
+    layers = [{**chosen, "key_dim": K} for K in setting.keys]
+    outer = {"vocab_size": setting.vocabulary, "d_model": D_MODEL, "mlp_dim": 0, "context": 4 * setting.pairs}
+    model = LanguageModel(Config.from_dict({**outer, "layers": layers}), seed=seed)
+    for mixer in model.mixers():
+        if isinstance(mixer, LinearAttention) and not setting.decays:
+            mixer.decay = None
+    return model
+
+
+@torch.no_grad()
+def speeds(sides: Sequence[int], seed: int) -> dict[str, float]:
+    """Tokens a core second of models with a state of K = V, read in one piece and one by one; all in turns."""
+    calls = {name: call for side in sides for name, call in uses(side, seed).items()}
+    turns = [{name: core_seconds(call) for name, call in calls.items()} for _ in range(ROUNDS + 1)][1:]
+    rates = {name: ROWS * LONG / statistics.median(turn[name] for turn in turns) for name in calls}
+    return rates | {f"bytes {side}": float(timed_model(side, seed).state_nbytes(0)) for side in sides}
+
+
+def timed_model(side: int, seed: int) -> LanguageModel:
+    return built(Setting("gla", "", True, (side,), side, 32, 8, 1, 0, 0), seed)
+
+
+def uses(side: int, seed: int) -> dict[str, Callable[[], object]]:
+    model = timed_model(side, seed)
+    text = torch.randint(32, (ROWS, LONG), generator=generator(seed))
+    return {f"read {side}": lambda: model(text), f"step {side}": lambda: one_by_one(model, text)}
+
+
+def one_by_one(model: LanguageModel, text: Tensor) -> None:
+    cache = model.empty_cache(ROWS)
+    for tokens in text.T:
+        _, cache = model.step(tokens, cache, inplace=True)
+
+
+def core_seconds(call: Callable[[], object]) -> float:
+    begun = time.process_time()
+    call()
+    return time.process_time() - begun

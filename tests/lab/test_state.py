@@ -1,0 +1,118 @@
+"""The claim about the state holds on a tiny grid, and is refuted where states, splits, features or decays are not used.
+
+Training is measured, once for all tests; what times would show is made up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rebracket import lab
+from rebracket.lab import state
+from rebracket.lab.base import UNLABELLED, Cell, Result, generator, mean_over_seeds
+from rebracket.lab.base.running import Job, measure
+
+EXPERIMENT = lab.load("state")
+SETTING = state.Setting("gla", "", True, (2, 6), 5, 16, 3, 2, 4, 64)
+
+
+def made_up(sides, seed):
+    found = {8: (900.0, 18.0, 544.0), 16: (600.0, 17.0, 1600.0)}
+    return {f"{what} {side}": found[side][i] for side in sides for i, what in enumerate(("read", "step", "bytes"))}
+
+
+def measured(cells: Sequence[Cell]) -> list[Result]:
+    return mean_over_seeds([measure(Job(EXPERIMENT, cell)) for cell in cells])
+
+
+@pytest.fixture(scope="module")
+def sound():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "speeds", made_up)
+        patch.setattr(state, "searched", lambda setting, drawn, seed: setting)
+        return measured(EXPERIMENT.cells("tiny"))
+
+
+def test_it_holds(sound):
+    verdict = EXPERIMENT.verdict(sound)
+    assert verdict.passed, verdict.sentence
+
+
+def refuted(sound: Sequence[Result], part: str, *which: Cell) -> str:
+    """The verdict on everything as it should be, but for some cells that are measured again with a fault."""
+    cells = [
+        x for x in EXPERIMENT.cells("tiny") if x["part"] == part and any(one.items() <= x.items() for one in which)
+    ]
+    again = {tuple(r.cell.items()): r for r in measured(cells)}
+    assert again
+    verdict = EXPERIMENT.verdict([again.get(tuple(r.cell.items()), r) for r in sound])
+    assert not verdict.passed
+    return verdict.sentence
+
+
+whole, parted = state.built, state.split
+
+
+@pytest.mark.parametrize(
+    ("part", "which", "fault", "what"),
+    [
+        ("size", {"K": 8}, {"keys": (1,)}, "least gain from the smallest state"),
+        ("shape", {"K": 8}, {"V": 2}, "gain of K >= V over K < V"),
+        ("map", {"feature": "taylor2"}, {"feature": "elu1"}, "gain of the Taylor map"),
+        ("decay", {"decays": 1}, {"decays": False}, "gain of a small state with decay"),
+    ],
+)
+def test_a_model_that_is_not_what_its_cell_says_refutes_it(monkeypatch, sound, part, which, fault, what):
+    monkeypatch.setattr(state, "built", lambda setting, seed: whole(replace(setting, **fault), seed))
+    assert f"REFUTED: {what}" in refuted(sound, part, which)
+
+
+def test_splits_that_are_swapped_refute_it(monkeypatch, sound):
+    monkeypatch.setattr(state, "split", lambda total, layers, spent: parted(total, layers, spent)[::-1])
+    sentence = refuted(sound, "layers", {"spent": "early"}, {"spent": "late"})
+    assert "REFUTED: gain of early over late" in sentence
+
+
+def test_times_that_do_not_grow_refute_it(monkeypatch, sound):
+    monkeypatch.setattr(state, "speeds", lambda sides, seed: dict.fromkeys(made_up(sides, seed), 1.0))
+    assert "REFUTED: reading" in refuted(sound, "speed", {})
+
+
+def test_a_search_tries_each_split_for_half_as_long_and_takes_the_best(monkeypatch):
+    tried = []
+    monkeypatch.setattr(state, "learned", lambda setting, seed: tried.append(setting) or setting)
+    monkeypatch.setattr(state, "recalled", lambda model, examples: -abs(model.keys[0] - 5))
+    found = state.searched(SETTING, 30, 7)
+    assert found == replace(SETTING, keys=(5, 3))
+    assert {x.keys for x in tried} == {(i, 8 - i) for i in range(1, 8)}
+    assert {x.steps for x in tried} == {2}
+
+
+def test_splits_have_every_channel_once():
+    assert [state.split(8, 4, spent) for spent in state.SPENT] == [(2, 2, 2, 2), (5, 1, 1, 1), (1, 1, 1, 5)]
+    drawn = {state.random_split(5, 3, generator(i)) for i in range(99)}
+    assert drawn == {(1, 1, 3), (1, 3, 1), (3, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)}
+
+
+def test_texts_stand_one_after_the_other():
+    found = state.task(SETTING, 3, 4, generator(0))
+    assert found.tokens.shape == (4, 24)
+    assert ((found.labels != UNLABELLED).unflatten(1, (2, 12)).sum(-1) == 3).all()
+
+
+def test_models_are_what_their_setting_says():
+    model = state.built(SETTING, 0)
+    assert [(layer.key_dim, layer.value_dim) for layer in model.config.layers] == [(2, 5), (6, 5)]
+    assert all(mixer.decay is not None for mixer in model.mixers())
+    assert all(mixer.decay is None for mixer in state.built(replace(SETTING, decays=False), 0).mixers())
+
+
+def test_reading_and_steps_are_timed(monkeypatch):
+    monkeypatch.setattr(state, "LONG", 8)
+    found = state.speeds([3, 5], 0)
+    assert list(found) == ["read 3", "step 3", "read 5", "step 5", "bytes 3", "bytes 5"]
+    assert all(x > 0 for x in found.values())
+    model, text = state.timed_model(3, 0), torch.zeros(state.ROWS, 8, dtype=torch.int64)
+    state.one_by_one(model, text)
