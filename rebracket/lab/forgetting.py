@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from rebracket.lab.base import (
+    GATES,
     Cell,
     Check,
     Experiment,
@@ -17,15 +18,12 @@ from rebracket.lab.base import (
     Verdict,
     furthest,
     generator,
-    learn,
     points,
-    recalled,
+    read_segments,
     stored,
     unit,
 )
-from rebracket.lab.base.segments import DELIMITER, GATES, MARKED, MOST, log_decays, only, reader, segments
 from rebracket.ops.writes.additive import Additive
-from rebracket.train.config import OptimizerConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +48,6 @@ TEXTS: Mapping[Size, Mapping[str, Sequence[int]]] = {
     "full": {"T": [96, 256], "steps": [1000]},
 }
 """Tokens of a text and steps of training."""
-ROWS, TESTED = 16, 512
-OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup=20, weight_decay=0.0)
 MOST_RIGHT = {"constant": 0.93, "fixed": 0.85, "none": 0.72}
 """How often a model whose decay does not see the tokens is right about the segment, at most."""
 
@@ -77,7 +73,7 @@ class Forgetting(Experiment):
     def measure(self, cell: Cell) -> Mapping[str, float]:
         if "decay" in cell:
             return remembered(float(cell["decay"]), int(cell["seed"]))
-        return taught(str(cell["gate"]), int(cell["T"]), int(cell["steps"]), int(cell["seed"]))
+        return read_segments(str(cell["gate"]), int(cell["T"]), int(cell["steps"]), int(cell["seed"]))
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
         return Verdict.of([*fixed(with_a(results, "decay")), *learned(with_a(results, "gate"))])
@@ -99,30 +95,6 @@ def remembered(decay: float, seed: int) -> dict[str, float]:
     k, v = unit(draw, N, T, K), unit(draw, N, T, V)
     memory = stored(k, v, Additive(), torch.tensor([math.log(decay)]))
     return {f"ratio at age {age}": ratio(k[:, -1 - age], v[:, -1 - age], memory) for age in AGES}
-
-
-def taught(gate: str, T: int, steps: int, seed: int) -> dict[str, float]:
-    """How often a trained model is right, and what its heads forget where."""
-    model = reader(gate, T, seed)
-    learn(model, lambda step: segments(T, ROWS, generator(step, seed)), steps, OPTIMIZER)
-    tests = segments(T, TESTED, generator(steps, seed))
-    right = {
-        "right, most frequent": recalled(model, only(tests, MOST)),
-        "right, marked": recalled(model, only(tests, MARKED, T * 3 // 4)),
-    }
-    return {**right, **(heads(log_decays(model, tests.tokens), tests.tokens == DELIMITER) if gate == "learned" else {})}
-
-
-def heads(log_decay: torch.Tensor, ends: torch.Tensor) -> dict[str, float]:
-    """What is left of the memory of the head that forgets most at delimiters, and of the one that forgets least."""
-    at_ends, elsewhere = log_decay[ends].mean(0), log_decay[~ends].mean(0)
-    empties = int(at_ends.argmin())
-    half = log_decay[:, log_decay.shape[1] // 2 :].sum(1).mean(0)
-    return {
-        "left at a delimiter, emptying head": float(at_ends[empties].exp()),
-        "left elsewhere, emptying head": float(elsewhere[empties].exp()),
-        "left after half a text, keeping head": float(half.max().exp()),
-    }
 
 
 def fixed(results: Sequence[Result]) -> list[Check]:

@@ -11,8 +11,9 @@ from rebracket.lab.base.memories import stored
 from rebracket.ops.writes.delta import Delta
 from tests.lab.measuring import judged
 
-TAUGHT, REMEMBERED = functools.cache(forgetting.taught), functools.cache(forgetting.remembered)
+TAUGHT, REMEMBERED = functools.cache(forgetting.read_segments), functools.cache(forgetting.remembered)
 """What a fault does not reach is measured once for all tests."""
+READER, SEGMENTS = segments.reader, segments.segments
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def fewer(monkeypatch):
 
 
 def test_it_holds(monkeypatch):
-    monkeypatch.setattr(forgetting, "taught", TAUGHT)
+    monkeypatch.setattr(forgetting, "read_segments", TAUGHT)
     monkeypatch.setattr(forgetting, "remembered", REMEMBERED)
     verdict = judged("forgetting")
     assert verdict.passed, verdict.sentence
@@ -37,7 +38,7 @@ def test_it_holds(monkeypatch):
     ids=["gate twice", "no gate", "delta"],
 )
 def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
-    monkeypatch.setattr(forgetting, "taught", TAUGHT)
+    monkeypatch.setattr(forgetting, "read_segments", TAUGHT)
     monkeypatch.setattr(forgetting, name, fault)
     verdict = judged("forgetting")
     assert not verdict.passed
@@ -46,14 +47,14 @@ def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
 
 def frozen(gate: str, T: int, seed: int):
     """A model whose decay is not trained."""
-    model = segments.reader(gate, T, seed)
+    model = READER(gate, T, seed)
     model.mixers()[0].get_submodule("decay").requires_grad_(False)
     return model
 
 
 def hidden(T: int, rows: int, draw) -> Examples:
     """Texts in which a delimiter looks like a question."""
-    examples = segments.segments(T, rows, draw)
+    examples = SEGMENTS(T, rows, draw)
     tokens = examples.tokens.where(examples.tokens != segments.DELIMITER, segments.MOST)
     return Examples(tokens, examples.labels)
 
@@ -66,8 +67,8 @@ def blind(size):
 @pytest.mark.parametrize(
     ("gate", "module", "name", "fault", "what"),
     [
-        ("learned", forgetting, "reader", frozen, "left in a head at a delimiter"),
-        ("learned", forgetting, "segments", hidden, "learned decay right about the segment"),
+        ("learned", segments, "reader", frozen, "left in a head at a delimiter"),
+        ("learned", segments, "segments", hidden, "learned decay right about the segment"),
         ("learned", segments, "GATES", {**segments.GATES, "learned": blind}, "learned decay right about the segment"),
         ("fixed", segments, "GATES", {**segments.GATES, "fixed": segments.GATES["learned"]}, "fixed decay about"),
     ],
@@ -75,7 +76,7 @@ def blind(size):
 )
 def test_a_wrong_gate_refutes_it(monkeypatch, gate, module, name, fault, what):
     """Only the model that the fault is meant for is trained with it."""
-    taught = forgetting.taught
+    taught = forgetting.read_segments
 
     def planted(which: str, T: int, steps: int, seed: int) -> dict[str, float]:
         if which != gate:
@@ -85,7 +86,7 @@ def test_a_wrong_gate_refutes_it(monkeypatch, gate, module, name, fault, what):
             return taught(which, T, steps, seed)
 
     monkeypatch.setattr(forgetting, "remembered", REMEMBERED)
-    monkeypatch.setattr(forgetting, "taught", planted)
+    monkeypatch.setattr(forgetting, "read_segments", planted)
     verdict = judged("forgetting")
     assert not verdict.passed
     assert f"REFUTED: {what}" in verdict.sentence
