@@ -41,7 +41,7 @@ def on_ray(jobs: Sequence[Job], measure: Callable[[Job], Result]) -> Iterator[tu
 def imported() -> ModuleType:
     """Ray itself."""
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError("--workers ray needs Ray: pip install 'rebracket[ray]'") from error
     return ray
