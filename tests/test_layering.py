@@ -48,6 +48,7 @@ LAZY = {
     "onnxruntime": ("bench.peers",),
     "pydantic": ("serve",),
     "pytest": ("testing",),
+    "ray": ("lab.base.cluster",),
     "rich": ("bench", "train", "lab", "serve"),
     "sse_starlette": ("serve",),
     "starlette": ("serve",),

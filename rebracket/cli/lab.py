@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -47,7 +47,9 @@ def run_experiments(
         bool, typer.Option("--full/--quick", help="A large grid and many seeds, or a minute each.")
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many.  [default: as suits the size]")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one a core]")] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N|ray", help="Processes, or a Ray cluster.  [default: one process a core]")
+    ] = None,
     out: Folder = RESULTS,
 ) -> None:
     """Measure, and say of each claim whether it held; given again after any end, the same command goes on.
@@ -58,7 +60,7 @@ def run_experiments(
     from rebracket.lab.base.running import Order, run
 
     known = {name: lab.load(name) for name in (lab.names() if "all" in names else names)}
-    order = Order("full" if full else "quick", out, seeds, workers or cores())
+    order = Order("full" if full else "quick", out, seeds, count(workers))
     with telling() as tell:
         outcomes = run(list(known.values()), order, tell)
     left = sum(outcome.asked - len(outcome.results) for outcome in outcomes)
@@ -80,6 +82,17 @@ def report(out: Folder = RESULTS) -> None:
         raise ValueError(f"--out: no results in {out}; make some with rebracket lab run all")
     write_page(out / PAGE, [(lab.load(record.experiment), record) for record in records])
     sys.stdout.write(f"page: {out / PAGE}\n")
+
+
+def count(workers: str | None) -> "int | Literal['ray']":
+    """What --workers says."""
+    if workers is None:
+        return cores()
+    if workers == "ray":
+        return "ray"
+    if workers.isdecimal():
+        return int(workers)
+    raise ValueError(f"--workers must be a number or the word ray, got {workers!r}")
 
 
 def cores() -> int:

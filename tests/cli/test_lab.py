@@ -63,3 +63,10 @@ def test_ctrl_c_says_how_to_go_on(run, monkeypatch):
 def test_a_folder_without_results_is_one_line(run):
     code, _, said = run("report", "--out", "none")
     assert (code, said) == (2, "rebracket: --out: no results in none; make some with rebracket lab run all\n")
+
+
+@pytest.mark.parametrize("workers", ["many", "-1", "0"])
+def test_workers_are_a_number_or_ray(run, workers):
+    code, _, said = run("run", "all", "--workers", workers)
+    assert code == 2
+    assert "workers must be" in said

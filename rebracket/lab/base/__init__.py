@@ -5,9 +5,11 @@ from rebracket.lab.base.grid import points
 from rebracket.lab.base.learning import UNLABELLED, Examples, learn, recalled
 from rebracket.lab.base.memories import accuracy, generator, least_squares, squared_error, stored, unit
 from rebracket.lab.base.multi_query import associations
+from rebracket.lab.base.segments import GATES, read_segments
 from rebracket.lab.base.verdict import Check, Verdict, furthest
 
 __all__ = [
+    "GATES",
     "UNLABELLED",
     "Cell",
     "Check",
@@ -24,6 +26,7 @@ __all__ = [
     "least_squares",
     "mean_over_seeds",
     "points",
+    "read_segments",
     "recalled",
     "squared_error",
     "stored",

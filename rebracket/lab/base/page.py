@@ -5,19 +5,56 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import final
 
 from rebracket.lab.base.experiment import Experiment, Result, mean_over_seeds
 from rebracket.lab.base.record import Record
+from rebracket.lab.base.verdict import Verdict
 from rebracket.ops.files import replacing
 
+TITLE = "Rebracket: the lab"
 STYLE = """\
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-section { border-top: 1px solid #ccc; margin-top: 2rem } img { max-width: 100% }
-table { border-collapse: collapse; font-size: 13px } td, th { padding: 2px 8px; text-align: right }
-.held { color: #176b2c } .refuted { color: #a3151b } .unfinished, footer { color: #666 }
+:root { color-scheme: light dark; --line: #d5d9de; --soft: #5b6570; --held: #176b2c; --refuted: #b3151d }
+body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2.5rem auto; padding: 0 1.25rem;
+  color: #1f2328; background: #fff; overflow-wrap: break-word }
+h1 { font-size: 2rem; margin-bottom: .25rem } h2 { margin: 0 0 .25rem } a { color: inherit }
+section { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.5rem }
+figure { margin: 1rem 0 } img { display: block; width: 100%; height: auto; background: #fff; border-radius: 6px }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
+td, th { padding: 3px 10px; text-align: right; border-bottom: 1px solid var(--line) }
+.summary table { width: 100%; font-size: 15px } .summary td, .summary th { text-align: left; vertical-align: top }
+.wide { overflow: auto; max-height: 28rem } .question { font-size: 1.1rem; margin: 0 }
+.held b { color: var(--held) } .refuted b, .refuted li b { color: var(--refuted) }
+.checks { padding-left: 1.25rem } .lead, .unfinished, summary, footer { color: var(--soft) } footer { font-size: 13px }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #3a424b; --soft: #9aa4af; --held: #58c274; --refuted: #ff7b80 }
+  body { color: #e3e7eb; background: #14171a } }
+@media print {
+  body { max-width: none; margin: 0 } section, figure { break-inside: avoid-page } .wide { max-height: none }
+  details::details-content { content-visibility: visible; block-size: auto } }
 """
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """An experiment, what was measured of it, the means over seeds, and the verdict once all is measured."""
+
+    experiment: Experiment
+    record: Record
+    means: Sequence[Result]
+    verdict: Verdict | None
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.experiment.name}-{self.record.size}"
+
+    @property
+    def word(self) -> str:
+        return "unfinished" if self.verdict is None else "held" if self.verdict.passed else "refuted"
 
 
 def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
@@ -30,33 +67,65 @@ def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
     Raises:
         ValueError: If matplotlib is not installed.
     """
-    body = "\n".join(section(experiment, record) for experiment, record in found)
-    title = "Rebracket: the lab"
+    findings = [judged(experiment, record) for experiment, record in found]
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{TITLE}</title><style>{STYLE}</style>"
+    )
+    lead = '<p class="lead">Claims about linear attention, each beside the measurement that could have refuted it.</p>'
+    body = "\n".join([summary(findings), *map(section, findings)])
     with replacing(path) as beside:
         beside.write_text(
-            f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>\n'
-            f"<h1>{title}</h1>\n{body}\n</html>\n",
-            encoding="utf-8",
+            f'<!doctype html>\n<html lang="en">{head}\n<h1>{TITLE}</h1>\n{lead}\n{body}\n</html>\n', encoding="utf-8"
         )
 
 
-def section(experiment: Experiment, record: Record) -> str:
-    """One experiment: question, claim, verdict, curve, table, and where it ran."""
-    head = f"<section><h2>{escape(experiment.name)}</h2>\n<p>{escape(experiment.question)}</p>\n"
-    claim = f"<p><em>Claim.</em> {escape(experiment.claim)}</p>\n"
-    foot = f"<footer>{record.size}, {len(record.results)} cells, {seconds(record)} on {escape(record.machine)}</footer>"
-    return f"{head}{claim}{findings(experiment, record)}{foot}</section>"
-
-
-def findings(experiment: Experiment, record: Record) -> str:
-    if len(record.results) < record.asked:
-        done = f"{len(record.results)} of {record.asked} cells are measured"
-        return f'<p class="unfinished"><strong>Unfinished:</strong> {done}.</p>\n'
+def judged(experiment: Experiment, record: Record) -> Finding:
     means = mean_over_seeds(record.results)
-    verdict = experiment.verdict(means)
-    word = "held" if verdict.passed else "refuted"
-    judged = f'<p class="{word}"><strong>{word.capitalize()}:</strong> {escape(verdict.sentence)}</p>\n'
-    return f"{judged}{picture(experiment, means)}\n<details><summary>Table</summary>{table(means)}</details>\n"
+    return Finding(
+        experiment, record, means, experiment.verdict(means) if len(record.results) >= record.asked else None
+    )
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """A row for each experiment, with a link to its section."""
+    rows = "".join(
+        f'<tr class="{x.word}"><td><a href="#{x.anchor}">{escape(x.experiment.name)}</a></td>'
+        f"<td>{escape(x.experiment.question)}</td><td><b>{x.word.capitalize()}</b></td><td>{x.record.size}</td></tr>\n"
+        for x in findings
+    )
+    head = row("th", ["experiment", "question", "claim", "size"])
+    return f'<div class="summary"><table><thead>{head}</thead><tbody>\n{rows}</tbody></table></div>'
+
+
+def section(found: Finding) -> str:
+    """One experiment: question, claim, verdict, curve, table, and where it ran."""
+    experiment, record = found.experiment, found.record
+    head = f'<section id="{found.anchor}"><h2>{escape(experiment.name)}</h2>\n'
+    asked = (
+        f'<p class="question">{escape(experiment.question)}</p>\n<p><em>Claim.</em> {escape(experiment.claim)}</p>\n'
+    )
+    foot = f"<footer>{record.size}, {len(record.results)} cells, {seconds(record)} on {escape(record.machine)}</footer>"
+    return f"{head}{asked}{shown(found)}{foot}</section>"
+
+
+def shown(found: Finding) -> str:
+    """Verdict, curve and table, or how far the measuring has come."""
+    if found.verdict is None:
+        done = f"{len(found.record.results)} of {found.record.asked} cells are measured"
+        return f'<p class="unfinished"><b>Unfinished:</b> {done}.</p>\n'
+    said = f'<p class="{found.word}"><b>{found.word.capitalize()}:</b></p>{checks(found.verdict, found.word)}\n'
+    points = (
+        f"<details><summary>All {len(found.means)} points, means over seeds</summary>{table(found.means)}</details>"
+    )
+    return f"{said}<figure>{picture(found.experiment, found.means)}</figure>\n{points}\n"
+
+
+def checks(verdict: Verdict, word: str) -> str:
+    """The sentence as a list, what was refuted in bold."""
+    parts = [escape(part) for part in verdict.sentence.removesuffix(".").split("; ")]
+    items = "".join(f"<li>{f'<b>{part}</b>' if part.startswith('REFUTED') else part}</li>" for part in parts)
+    return f'<ul class="checks {word}">{items}</ul>'
 
 
 def picture(experiment: Experiment, means: Sequence[Result]) -> str:
@@ -83,8 +152,8 @@ def svg(experiment: Experiment, means: Sequence[Result]) -> bytes:
 def table(means: Sequence[Result]) -> str:
     """A row for each point; a column is empty where a point has no such number."""
     columns = list(dict.fromkeys(name for mean in means for name in {**mean.cell, **mean.numbers}))
-    head = row("th", columns)
-    return f"<table>{head}{''.join(row('td', cells(mean, columns)) for mean in means)}</table>"
+    body = "".join(row("td", cells(mean, columns)) for mean in means)
+    return f'<div class="wide"><table><thead>{row("th", columns)}</thead><tbody>{body}</tbody></table></div>'
 
 
 def cells(mean: Result, columns: Sequence[str]) -> list[str]:

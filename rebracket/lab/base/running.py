@@ -10,9 +10,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 from rebracket.bench.clock import threads
+from rebracket.lab.base.cluster import on_ray
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
 from rebracket.lab.base.record import begin, path_of, write
 from rebracket.train.interrupt import Interrupt
@@ -27,17 +28,18 @@ class Order:
         size: of the grids.
         folder: of the files of results; made if it is not there.
         seeds: how many, >= 1; by default as many as suit the size.
-        workers: processes, >= 1; 1 measures in this one. The numbers do not depend on it.
+        workers: processes, >= 1; 1 measures in this one; "ray" measures on a Ray cluster. The numbers do not depend on
+            it.
     """
 
     size: Size
     folder: Path
     seeds: int | None = None
-    workers: int = 1
+    workers: int | Literal["ray"] = 1
 
     def __post_init__(self) -> None:
         for name, value in (("seeds", self.seeds), ("workers", self.workers)):
-            if value is not None and value < 1:
+            if value not in (None, "ray") and int(value) < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
 
@@ -90,7 +92,7 @@ def run(experiments: Sequence[Experiment], order: Order, tell: Callable[[Progres
         An outcome for each experiment.
 
     Raises:
-        ValueError: If a file of results is damaged, or a process was killed.
+        ValueError: If a file of results is damaged, a process was killed, or Ray is asked for and not there.
     """
     order.folder.mkdir(parents=True, exist_ok=True)
     cells = {x: x.cells(order.size, order.seeds) for x in experiments}
@@ -115,8 +117,10 @@ def paced(found: Iterator[tuple[Job, Result]], total: int) -> Iterator[tuple[Pro
                 return
 
 
-def measured(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Result]]:
+def measured(jobs: Sequence[Job], workers: int | Literal["ray"]) -> Iterator[tuple[Job, Result]]:
     """Jobs with their results, as these come."""
+    if workers == "ray":
+        return on_ray(jobs, measure)
     if workers == 1:
         return ((job, measure(job)) for job in jobs)
     return in_processes(jobs, workers)

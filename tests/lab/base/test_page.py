@@ -1,6 +1,10 @@
 """The page holds everything itself: verdicts, curves, tables; what is unfinished is said to be."""
 
+import html
+import json
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -27,10 +31,11 @@ def test_a_page_shows_question_claim_verdict_curve_and_table(tmp_path, found):
     shown = page(tmp_path, (Planted(), found), (Planted(most=-5), found))
     assert "Is the mean &lt;small&gt;?" in shown
     assert "It is &amp; stays so." in shown
-    assert re.findall(r"<strong>(\w+):</strong>", shown) == ["Held", "Refuted"]
+    assert re.findall(r"<b>(\w+):</b>", shown) == ["Held", "Refuted"]
+    assert re.findall(r"<b>(\w+)</b></td>", shown) == ["Held", "Refuted"]
     assert shown.count("data:image/svg+xml;base64,") == 2
     assert shown.count("<tr><td>3</td>") == 2
-    assert not re.search(r"(src|href)=\"(?!data:)", shown)
+    assert not re.search(r"(src|href)=\"(?!data:|#planted-tiny)", shown)
 
 
 def test_an_unfinished_one_is_said_to_be(tmp_path, found):
@@ -45,3 +50,39 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, found, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"rebracket\[plots\]"):
         page(tmp_path, (Planted(), found))
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = "--headless --no-sandbox --disable-gpu --disable-background-networking --no-first-run --dump-dom"
+MEASURED = """<script>onload = () => {
+  document.querySelectorAll("details").forEach(x => x.open = true)
+  const sides = x => { const box = x.getBoundingClientRect(); return [box.width, box.height] }
+  document.body.innerHTML = "<pre>" + JSON.stringify({
+    images: [...document.images].map(x => [x.naturalWidth, ...sides(x)]),
+    tables: [...document.querySelectorAll("table")].map(sides),
+    over: document.documentElement.scrollWidth - innerWidth,
+    fetched: performance.getEntriesByType("resource").map(x => x.name).filter(x => !x.startsWith("data:")),
+  }) + "</pre>" }</script>"""
+
+
+def laid_out(tmp_path, width: int) -> dict:
+    """The page as a browser without a network shows it."""
+    measured = tmp_path / "measured.html"
+    measured.write_text((tmp_path / "report.html").read_text() + MEASURED)
+    offline = ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [str(BROWSER), *QUIET.split(), *offline, f"--window-size={width},900", measured.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return json.loads(html.unescape(shown.split("<pre>")[1].split("</pre>")[0]))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [1200, 500])
+def test_a_browser_lays_out_every_curve_and_table(tmp_path, found, width):
+    pytest.importorskip("matplotlib")
+    page(tmp_path, (Planted(), found), (Planted(most=-5), found))
+    seen = laid_out(tmp_path, width)
+    assert len(seen["images"]) == 2
+    assert len(seen["tables"]) == 3
+    assert all(side > 50 for sides in (*seen["images"], *seen["tables"]) for side in sides), seen
+    assert seen["over"] <= 0  # nothing to scroll to at the side
+    assert seen["fetched"] == []
