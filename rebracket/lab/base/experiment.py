@@ -49,6 +49,7 @@ class Experiment(ABC):
     Args:
         question: what is asked, a sentence.
         claim: the answer that theory or a paper gives, with its formula and where it is from.
+        seeds: how many each size takes by default.
 
     Example:
         >>> from rebracket import lab
@@ -59,6 +60,7 @@ class Experiment(ABC):
 
     question: str
     claim: str
+    seeds: Mapping[Size, int] = SEEDS
 
     @property
     def name(self) -> str:
@@ -83,13 +85,13 @@ class Experiment(ABC):
 
     @final
     def cells(self, size: Size, seeds: int | None = None) -> list[Cell]:
-        """Every point of the grid with every seed.
+        """Every point of the grid with every seed, the seeds last, so that a run cut short holds whole grids.
 
         Args:
             size: of the grid.
             seeds: how many, >= 1; by default as many as suit the size.
         """
-        return [{**point, "seed": seed} for point in self.grid(size) for seed in range(seeds or SEEDS[size])]
+        return [{**point, "seed": seed} for seed in range(seeds or self.seeds[size]) for point in self.grid(size)]
 
 
 def mean_over_seeds(results: Sequence[Result]) -> list[Result]:

@@ -5,7 +5,7 @@ from tests.lab.planted import Planted
 
 
 def test_cells_are_points_times_seeds():
-    assert Planted().cells("tiny", 2) == [{"n": n, "seed": seed} for n in (2, 3) for seed in (0, 1)]
+    assert Planted().cells("tiny", 2) == [{"n": n, "seed": seed} for seed in (0, 1) for n in (2, 3)]
     assert len(Planted().cells("full")) == 40
 
 
