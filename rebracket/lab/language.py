@@ -40,7 +40,7 @@ MLP_DIM = 176
 """In Gated DeltaNet; the others' is set so that all have its number of parameters."""
 BATCH, RATE, WARMUP = 2048, 6e-3, 40
 """Tokens of a step, peak and warm-up of the learning rate, the same for all; docs/lab.md says why this one."""
-STEPS: Mapping[Size, int] = {"tiny": 60, "quick": 100, "full": 1000}
+STEPS: Mapping[Size, int] = {"tiny": 60, "quick": 100, "full": 900}
 STAGES = 4
 """Points along training at which held-out text is read."""
 HELD_OUT = 32768
@@ -53,9 +53,9 @@ PATTERNS = {
     "gated_deltanet": ("gated_deltanet",),
     "linear_transformer": ("linear_transformer",),
     "softmax": ("softmax",),
-    "gla": ("gla",),
-    "retnet": ("retnet",),
     "deltanet": ("deltanet",),
+    "retnet": ("retnet",),
+    "gla": ("gla",),
     "kda": ("kda",),
     "hybrid": ("gated_deltanet", "gated_deltanet", "gated_deltanet", "softmax"),
 }
@@ -79,7 +79,23 @@ class Order:
     high: float = math.inf
 
 
-ORDERS = (Order("linear_transformer", "gated_deltanet", 0.1),)
+ORDERS = (
+    Order("linear_transformer", "gated_deltanet", low=0.1),
+    Order("linear_transformer", "retnet", low=0.05),
+    Order("linear_transformer", "gla", low=0.05),
+    Order("linear_transformer", "softmax", low=-0.05),
+    Order("softmax", "gated_deltanet", low=0.02),
+    Order("retnet", "gated_deltanet", low=0.02),
+    Order("gla", "gated_deltanet", low=0.02),
+    Order("deltanet", "gated_deltanet", low=0.02),
+    Order("hybrid", "gated_deltanet", -0.15, 0.15),
+    Order("without decay", "gated_deltanet", low=0.003),
+    Order("without delta rule", "gated_deltanet", low=0.003),
+    Order("without convolution", "gated_deltanet", low=0.01),
+    Order("without output gate", "gated_deltanet", low=0.01),
+    Order("without gate and norm", "gated_deltanet", low=0.003),
+    Order("without unit keys", "gated_deltanet", -0.05, 0.05),
+)
 
 
 @final
@@ -87,7 +103,14 @@ class Language(Experiment):
     """Bits per byte of held-out Python source, of models with equal parameters, tokens and schedule."""
 
     question = "What is each mixer worth in a language model, and each part of Gated DeltaNet?"
-    claim = "."
+    claim = (
+        "At equal parameters, tokens and schedule plain linear attention stays 0.05 bits per byte and more above "
+        "RetNet and GLA, 0.1 above Gated DeltaNet, and passes softmax by 0.05 at most; softmax, RetNet, GLA and "
+        "DeltaNet stay above Gated DeltaNet. Its decay, delta rule, convolution, output gate, and gate and norm "
+        "together each lower the bits per byte: the signs of Yang et al. 2024 (Gated Delta Networks) and 2023 (GLA). "
+        "Not reproduced at this size: keys of unit length gain nothing (within 0.05), nor does softmax in every "
+        "fourth layer (0.15)."
+    )
     seeds: Mapping[Size, int] = {"tiny": 1, "quick": 1, "full": 3}
 
     def grid(self, size: Size) -> list[Cell]:
