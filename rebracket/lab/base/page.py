@@ -31,9 +31,10 @@ td, th { padding: 3px 10px; text-align: right; border-bottom: 1px solid var(--li
 .checks { padding-left: 1.25rem } .lead, .unfinished, summary, footer { color: var(--soft) } footer { font-size: 13px }
 @media (prefers-color-scheme: dark) {
   :root { --line: #3a424b; --soft: #9aa4af; --held: #58c274; --refuted: #ff7b80 }
-  body { color: #e3e7eb; background: #14171a } }
+  body { color: #e3e7eb; background: #14171a } img { box-sizing: border-box; padding: .75rem } }
 @media print {
-  body { max-width: none; margin: 0 } section, figure { break-inside: avoid-page } .wide { max-height: none }
+  body { max-width: none; margin: 0 } figure, tr { break-inside: avoid } h2, .question { break-after: avoid }
+  .wide { max-height: none; overflow: visible } .wide table { font-size: 8px } .wide td, .wide th { padding: 1px 4px }
   details::details-content { content-visibility: visible; block-size: auto } }
 """
 
