@@ -48,6 +48,10 @@ TEXTS: Mapping[Size, Mapping[str, Sequence[int]]] = {
     "full": {"T": [96, 256], "steps": [1000]},
 }
 """Tokens of a text and steps of training."""
+EMPTIES, KEEPS = (
+    ("left at a delimiter, emptying head", "left elsewhere, emptying head"),
+    "left after half a text, keeping head",
+)
 MOST_RIGHT = {"constant": 0.93, "fixed": 0.85, "none": 0.72}
 """How often a model whose decay does not see the tokens is right about the segment, at most."""
 
@@ -79,9 +83,13 @@ class Forgetting(Experiment):
         return Verdict.of([*fixed(with_a(results, "decay")), *learned(with_a(results, "gate"))])
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
-        left, right = figure.subplots(1, 2)
+        left, middle, right = figure.subplots(1, 3, width_ratios=[5, 4, 4])
         draw_ratios(with_a(results, "decay"), left)
-        draw_gates(with_a(results, "gate"), right)
+        trained = with_a(results, "gate")
+        longest = [r for r in trained if r.cell["T"] == max(int(other.cell["T"]) for other in trained)]
+        longest.sort(key=lambda r: list(GATES).index(str(r.cell["gate"])))
+        draw_answers(longest, middle)
+        draw_heads(longest[0], right)
 
 
 def with_a(results: Sequence[Result], name: str) -> list[Result]:
@@ -123,10 +131,10 @@ def learned(results: Sequence[Result]) -> list[Check]:
     return [
         Check("learned decay right about the segment", least("right, most frequent"), low=0.98),
         Check("and about the marked symbol", least("right, marked"), low=0.98),
-        *(Check(f"{name} decay about the segment", max(found), high=MOST_RIGHT[name]) for name, found in others),
-        Check("left in a head at a delimiter", max(r["left at a delimiter, emptying head"] for r in seeing), high=0.1),
-        Check("and at any other token", least("left elsewhere, emptying head"), low=0.9),
-        Check("left in another after half a text", least("left after half a text, keeping head"), low=0.3),
+        *(Check(f"with decay {name}, about the segment", max(found), high=MOST_RIGHT[name]) for name, found in others),
+        Check("left in a head at a delimiter", max(r[EMPTIES[0]] for r in seeing), high=0.1),
+        Check("and at any other token", least(EMPTIES[1]), low=0.9),
+        Check("left in another after half a text", least(KEEPS), low=0.3),
     ]
 
 
@@ -140,15 +148,21 @@ def draw_ratios(results: Sequence[Result], axes: Axes) -> None:
     axes.legend(title="lines: K (1 - g²) g^(2 a)")
 
 
-def draw_gates(results: Sequence[Result], axes: Axes) -> None:
-    """How often each model is right in the longest texts."""
-    longest = [r for r in results if r.cell["T"] == max(int(other.cell["T"]) for other in results)]
+def draw_answers(results: Sequence[Result], axes: Axes) -> None:
+    """How often each model is right."""
     for place, name in enumerate(("right, most frequent", "right, marked")):
-        places = [x + 0.4 * place for x in range(len(longest))]
-        axes.bar(places, [r[name] for r in longest], width=0.38, label=name)
-    axes.set_xticks([x + 0.2 for x in range(len(longest))], [f"{r.cell['gate']} decay" for r in longest])
-    axes.set(ylim=(0, 1.2), ylabel="fraction")
-    axes.legend(loc="upper right", ncols=2)
+        axes.bar([x + 0.4 * place for x in range(len(results))], [r[name] for r in results], 0.38, label=name)
+    axes.set_xticks([x + 0.2 for x in range(len(results))], [str(r.cell["gate"]) for r in results])
+    axes.set(ylim=(0, 1.3), xlabel="decay", title="Right answers", axisbelow=True)
+    axes.legend()
+
+
+def draw_heads(result: Result, axes: Axes) -> None:
+    """What is left of two heads of the model with the learned decay."""
+    axes.bar(["delimiter", "other token"], [result[name] for name in EMPTIES], 0.6, label="emptying head")
+    axes.bar(["half a text"], [result[KEEPS]], 0.6, label="keeping head")
+    axes.set(ylim=(0, 1.3), xlabel="after", title="Left of the state, learned decay", axisbelow=True)
+    axes.legend()
 
 
 def ratio(k: torch.Tensor, v: torch.Tensor, memory: torch.Tensor) -> float:

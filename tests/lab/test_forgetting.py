@@ -70,7 +70,7 @@ def blind(size):
         ("learned", segments, "reader", frozen, "left in a head at a delimiter"),
         ("learned", segments, "segments", hidden, "learned decay right about the segment"),
         ("learned", segments, "GATES", {**segments.GATES, "learned": blind}, "learned decay right about the segment"),
-        ("fixed", segments, "GATES", {**segments.GATES, "fixed": segments.GATES["learned"]}, "fixed decay about"),
+        ("fixed", segments, "GATES", {**segments.GATES, "fixed": segments.GATES["learned"]}, "with decay fixed"),
     ],
     ids=["frozen gate", "hidden delimiter", "blind gate", "a fixed decay that is not"],
 )
