@@ -8,7 +8,13 @@ from rebracket.features.taylor2 import Taylor2
 from rebracket.lab import kernel
 from tests.lab.measuring import judged
 
+LEARNED = {"taylor2": 0.9, "performer": 0.7, "relu": 0.8, "gla": 1.0, "deltanet": 1.0}
 whole_rff, whole_taylor = Rff.features, Taylor2.features
+
+
+@pytest.fixture(autouse=True)
+def fewer(monkeypatch):
+    monkeypatch.setattr(kernel, "LEARNERS", 1)
 
 
 def test_it_holds():
@@ -31,7 +37,27 @@ def without_length(self, x):
 )
 def test_a_planted_fault_refutes_it(monkeypatch, kind, fault, what):
     monkeypatch.setattr(kernel, "COSINES", {"favor": (0,), "rff": (-1,)})
+    monkeypatch.setattr(kernel, "taught", lambda name, seed: LEARNED[name])
     monkeypatch.setattr(kind, "features", fault)
+    verdict = judged("kernel")
+    assert not verdict.passed
+    assert f"REFUTED: {what}" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("faults", "what"),
+    [
+        ({"deltanet": kernel.TAUGHT["relu"]}, "recall of trained states without a kernel"),
+        ({"relu": kernel.TAUGHT["deltanet"]}, "its lead over the best map"),
+    ],
+    ids=["no good state", "a good state for a map"],
+)
+def test_another_state_refutes_it(monkeypatch, faults, what):
+    trained = kernel.taught
+    monkeypatch.setattr(kernel, "TAUGHT", kernel.TAUGHT | faults)
+    monkeypatch.setattr(kernel, "taught", lambda name, seed: trained(name, seed) if name in faults else LEARNED[name])
+    monkeypatch.setattr(kernel, "COSINES", {"favor": (0,), "rff": (-1,)})
+    monkeypatch.setattr(kernel, "SAMPLES", {"tiny": (16, 32)})
     verdict = judged("kernel")
     assert not verdict.passed
     assert f"REFUTED: {what}" in verdict.sentence
