@@ -114,15 +114,16 @@ class StateSize(Experiment):
 
     question = "What is a larger state worth, in which layers is it best spent, and what does a decay add?"
     claim = (
-        "In multi-query recall of 8 pairs accuracy grows with the state until it holds them all. Of one K V, wide keys "
-        "recall more than wide values, and of two feature maps over the same 4 channels the one with more features. Of "
-        "the same bytes in several layers the first should get nearly all: kept for the last they recall less after "
-        "the same training, spread evenly they are learned later (two layers come level in time, four had not begun "
-        "when the first alone was done). A search over splits, judged on another seed than it was made on, finds "
-        "nothing better by more than 0.05. This on layers is not published to our knowledge: it is what was found "
-        "here. Where texts follow each other and keys return with other values, 4 channels with an input-dependent "
-        "decay recall more than up to 16 without. A state 100 times as large makes reading some 4 times slower, and "
-        "single steps of a small model hardly."
+        "In multi-query recall of 8 pairs accuracy grows with the state until it holds them all (gla, K = 2, 4, 16: "
+        "0.39, 0.75, 1.00). Of one K V, wide keys recall more than wide values (K = 16, V = 8: 0.94; K = 4, V = 32: "
+        "0.75), and of two feature maps over the same 4 channels the one with more features (Taylor 0.84, elu + 1 "
+        "0.28). Of the same bytes in several layers the first should get nearly all: in two layers, over six seeds, "
+        "0.91 early, 0.70 evenly, 0.58 late, where more training lets evenly come level; in four, 1.00, 0.16 and 0.07 "
+        "after twice the steps. A search over splits, judged on another seed than it was made on, finds nothing better "
+        "by more than 0.05, in four layers the early one. This on layers is not published to our knowledge: it is what "
+        "was found here. Where texts follow each other and keys return with other values, 4 channels with an "
+        "input-dependent decay recall 0.94, up to 16 without 0.57. A state 130 times as large makes reading 4 times "
+        "slower, and single steps of a small model by an eighth."
     )
 
     def grid(self, size: Size) -> list[Cell]:
