@@ -1,0 +1,55 @@
+"""The claim about tracking holds on a tiny grid, and is refuted by other eigenvalues, another task or no training."""
+
+import pytest
+import torch
+
+from rebracket.lab import tracking
+from rebracket.lab.base import Examples
+from tests.lab.measuring import judged
+
+whole, task = tracking.build, tracking.arithmetic
+
+
+def test_it_holds():
+    verdict = judged("tracking")
+    assert verdict.passed, verdict.sentence
+
+
+def test_the_task_is_the_recurrence_it_says():
+    found = task(torch.Generator().manual_seed(0), 3, 9, 5)
+    value = torch.zeros(3, dtype=torch.int64)
+    for t, x in enumerate(found.tokens.unbind(1)):
+        value = (x - value) % 5
+        assert torch.equal(found.labels[:, t], value)
+
+
+def test_modulo_2_it_is_parity():
+    found = task(torch.Generator().manual_seed(0), 3, 9, 2)
+    assert torch.equal(found.labels, (found.tokens % 2).cumsum(1) % 2)
+
+
+def other_eigenvalues(beta_max):
+    return lambda cell: whole({**cell, "beta_max": beta_max})
+
+
+def stateless(draw, rows, tokens, modulus):
+    """The answer is in the token itself."""
+    found = task(draw, rows, tokens, modulus)
+    return Examples(found.tokens, found.tokens % modulus)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "what"),
+    [
+        ("build", other_eigenvalues(1.0), "least accuracy beyond, eigenvalues in [-1,1]"),
+        ("build", other_eigenvalues(2.0), "most accuracy beyond, eigenvalues in [0,1]"),
+        ("arithmetic", stateless, "most accuracy beyond, eigenvalues in [0,1]"),
+        ("RATE", 1e-9, "least accuracy beyond, eigenvalues in [-1,1]"),
+    ],
+    ids=["none is negative", "all may be negative", "nothing to track", "nothing learned"],
+)
+def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
+    monkeypatch.setattr(tracking, name, fault)
+    verdict = judged("tracking")
+    assert not verdict.passed
+    assert f"REFUTED: {what}" in verdict.sentence
