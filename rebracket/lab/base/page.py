@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import final
 
-from rebracket.lab.base.experiment import Experiment, Result, mean_over_seeds
+from rebracket.lab.base.experiment import Experiment, Result, mean_over_seeds, spread_over_seeds
 from rebracket.lab.base.record import Record
 from rebracket.lab.base.verdict import Verdict
 from rebracket.ops.files import replacing
@@ -42,12 +42,13 @@ td, th { padding: 3px 10px; text-align: right; border-bottom: 1px solid var(--li
 @final
 @dataclass(frozen=True)
 class Finding:
-    """An experiment, what was measured of it, the means over seeds, and the verdict once all is measured."""
+    """An experiment, what was measured of it, the means over seeds, and verdict and curve once all is measured."""
 
     experiment: Experiment
     record: Record
     means: Sequence[Result]
     verdict: Verdict | None
+    curve: bytes
 
     @property
     def anchor(self) -> str:
@@ -59,7 +60,7 @@ class Finding:
 
 
 def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
-    """Writes the page.
+    """Writes the page, which holds everything itself, and beside it every curve as NAME-SIZE.svg.
 
     Args:
         path: of the HTML file.
@@ -79,13 +80,16 @@ def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
         beside.write_text(
             f'<!doctype html>\n<html lang="en">{head}\n<h1>{TITLE}</h1>\n{lead}\n{body}\n</html>\n', encoding="utf-8"
         )
+    for finding in (x for x in findings if x.curve):
+        with replacing(path.with_name(f"{finding.anchor}.svg")) as beside:
+            beside.write_bytes(finding.curve)
 
 
 def judged(experiment: Experiment, record: Record) -> Finding:
     means = mean_over_seeds(record.results)
-    return Finding(
-        experiment, record, means, experiment.verdict(means) if len(record.results) >= record.asked else None
-    )
+    if len(record.results) < record.asked:
+        return Finding(experiment, record, means, None, b"")
+    return Finding(experiment, record, means, experiment.verdict(means), svg(experiment, means))
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -116,10 +120,9 @@ def shown(found: Finding) -> str:
         done = f"{len(found.record.results)} of {found.record.asked} cells are measured"
         return f'<p class="unfinished"><b>Unfinished:</b> {done}.</p>\n'
     said = f'<p class="{found.word}"><b>{found.word.capitalize()}:</b></p>{checks(found.verdict, found.word)}\n'
-    points = (
-        f"<details><summary>All {len(found.means)} points, means over seeds</summary>{table(found.means)}</details>"
-    )
-    return f"{said}<figure>{picture(found.experiment, found.means)}</figure>\n{points}\n"
+    what = f"All {len(found.means)} points, means over seeds and, after ±, their standard deviations"
+    points = f"<details><summary>{what}</summary>{table(found)}</details>"
+    return f"{said}<figure>{picture(found)}</figure>\n{points}\n"
 
 
 def checks(verdict: Verdict, word: str) -> str:
@@ -129,10 +132,10 @@ def checks(verdict: Verdict, word: str) -> str:
     return f'<ul class="checks {word}">{items}</ul>'
 
 
-def picture(experiment: Experiment, means: Sequence[Result]) -> str:
+def picture(found: Finding) -> str:
     """The curve as an image that the page holds itself."""
-    data = base64.b64encode(svg(experiment, means)).decode()
-    return f'<img alt="{escape(experiment.name)}: measured and expected" src="data:image/svg+xml;base64,{data}">'
+    data = base64.b64encode(found.curve).decode()
+    return f'<img alt="{escape(found.experiment.name)}: measured and expected" src="data:image/svg+xml;base64,{data}">'
 
 
 def svg(experiment: Experiment, means: Sequence[Result]) -> bytes:
@@ -150,15 +153,17 @@ def svg(experiment: Experiment, means: Sequence[Result]) -> bytes:
     return drawn.getvalue()
 
 
-def table(means: Sequence[Result]) -> str:
+def table(found: Finding) -> str:
     """A row for each point; a column is empty where a point has no such number."""
-    columns = list(dict.fromkeys(name for mean in means for name in {**mean.cell, **mean.numbers}))
-    body = "".join(row("td", cells(mean, columns)) for mean in means)
+    columns = list(dict.fromkeys(name for mean in found.means for name in {**mean.cell, **mean.numbers}))
+    pairs = zip(found.means, spread_over_seeds(found.record.results), strict=True)
+    body = "".join(row("td", cells(mean, spread, columns)) for mean, spread in pairs)
     return f'<div class="wide"><table><thead>{row("th", columns)}</thead><tbody>{body}</tbody></table></div>'
 
 
-def cells(mean: Result, columns: Sequence[str]) -> list[str]:
-    shown = {**{k: str(x) for k, x in mean.cell.items()}, **{k: f"{x:.4g}" for k, x in mean.numbers.items()}}
+def cells(mean: Result, spread: Result, columns: Sequence[str]) -> list[str]:
+    numbers = {k: f"{x:.4g} ± {spread[k]:.2g}" if spread[k] else f"{x:.4g}" for k, x in mean.numbers.items()}
+    shown = {**{k: str(x) for k, x in mean.cell.items()}, **numbers}
     return [shown.get(column, "") for column in columns]
 
 

@@ -38,6 +38,15 @@ def test_a_page_shows_question_claim_verdict_curve_and_table(tmp_path, found):
     assert not re.search(r"(src|href)=\"(?!data:|#planted-tiny)", shown)
 
 
+def test_a_table_has_the_spread_over_seeds_and_every_curve_lies_beside_the_page(tmp_path, found):
+    pytest.importorskip("matplotlib")
+    page(tmp_path, (Planted(), found))
+    assert (tmp_path / "planted-tiny.svg").read_text().startswith("<?xml")
+    run([Planted()], Order("tiny", tmp_path, seeds=2), lambda progress: None)
+    shown = page(tmp_path, (Planted(), read(path_of(tmp_path, "planted", "tiny"))))
+    assert len(re.findall(r"<td>-?[\d.]+ ± [\d.]+</td>", shown)) == 2
+
+
 def test_an_unfinished_one_is_said_to_be(tmp_path, found):
     from dataclasses import replace
 
