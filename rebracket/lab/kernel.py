@@ -58,7 +58,7 @@ STATES = ("gla", "deltanet")
 """Those of them that approximate no kernel and norm what they read instead of dividing by a sum of keys."""
 RECALL = 4
 """Pairs that they learn to recall."""
-LEARNERS, STEPS, RATE = 3, 300, 0.015
+LEARNERS, STEPS, RATE = 2, 300, 0.015
 """Models trained in one cell, and how."""
 
 
