@@ -47,7 +47,7 @@ def linear_attention(
         bonus: u [H,K] (additive rules): read before the write and add this token with weight u,
             o_t = scale (S_{t-1}^T q_t + (q_t . (u * k_t)) v_t), as RWKV-6 does.
         normalize: divide o_t by q_t . z_t, z the decayed sum of keys (additive rules, positive features); 0 where it is
-            0.
+            below 2^-100.
         scale: factor of the output, K**-0.5 by default, 1 when `normalize`.
         state: the state to continue from; zeros by default.
         cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are a tail

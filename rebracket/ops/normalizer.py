@@ -10,6 +10,9 @@ from torch import Tensor
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
 
+LEAST = 2.0**-100
+"""A sum of weights that counts, in every dtype: the gradients of a division by less leave the range of float32."""
+
 
 def counted(call: Recurrence) -> Recurrence:
     """The same call without its normalizer and with the column of ones; its sum of keys is the state's last column."""
@@ -26,7 +29,8 @@ def with_column(state: State) -> Tensor:
 
 
 def divided(out: Tensor, state: State) -> Output:
-    """Sums over the last column, 0 where it is 0, and that column of the state as the sum of keys."""
+    """Sums over the last column, 0 where it is below `LEAST`, and that column of the state as the sum of keys."""
     total = out[..., -1:]
-    ratio = (out[..., :-1] / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)
+    nothing = total.abs() < LEAST
+    ratio = (out[..., :-1] / total.masked_fill(nothing, 1)).masked_fill(nothing, 0)
     return Output(ratio, State(state.memory[..., :-1], state.memory[..., -1]))

@@ -24,7 +24,7 @@ class Recurrence:
 
     With several writes a token the decay comes before its first and the read after its last. With a bonus the read is
     o_t = scale (S_{t-1}^T q_t + (q_t . (bonus * k_t)) v_t). With `normalize`, o_t is divided by q_t . z_t, and 0 where
-    that is 0; z is carried as the state's key_sum.
+    that is below 2^-100; z is carried as the state's key_sum.
     """
 
     q: Tensor

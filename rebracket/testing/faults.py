@@ -160,6 +160,12 @@ def detach_without_queries(s: Sample) -> Sample:
     return s if s.q.requires_grad else each(s, "k v", Tensor.detach)
 
 
+def divide_by_little(s: Sample) -> Sample:
+    """A normalizer that divides by whatever is there."""
+    little = s.normalize and bool((s.k != 0).any()) and bool((s.k.abs() < 2.0**-100).all())
+    return each(s, "k", lambda x: x * 2.0**100) if little else s
+
+
 def transpose_state(_: Sample, found: Output) -> Output:
     return found._replace(state=State(found.state.memory.mT, found.state.key_sum))
 
@@ -339,6 +345,7 @@ FAULTS: dict[str, Fault] = {
     "keys are normalized": Fault(before(normalize_keys), ("zero_and_long_keys_are_exact",)),
     "the sum of keys is rounded": Fault(after(round_key_sum), ("normalizer_stays_exact",)),
     "the normalizer divides by zero": Fault(after(divide_by_zero), ("empty_normalizer_gives_zero",)),
+    "the normalizer divides by next to nothing": Fault(before(divide_by_little), ("small_features_divide_or_vanish",)),
     "a buffer has torch's default dtype": Fault(after(round_by_default), ("torch_defaults_change_nothing",)),
     "runs differ": Fault(after(add_noise), ("runs_repeat",)),
     "an input is written to": Fault(before(write_to_queries), ("inputs_stay_untouched",)),

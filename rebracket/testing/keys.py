@@ -106,6 +106,26 @@ def normalized() -> Iterator[Row]:
     return in_every_mode(Case("additive", "none", shape, dtype, normalize=True) for shape, dtype in axes)
 
 
+def small_features_divide_or_vanish(op: Operator, row: Row) -> None:
+    """Weights whose sum is small divide like others; below 2^-100 outputs are 0, and all is finite, gradients too."""
+    s = replace(draw(row.case), state=None)
+    for exponent in (-60, -90, -120, -140):
+        small = replace(s, k=s.k * 2.0**exponent)
+        found, wanted = results(lambda x: op.attend(x, row), small), results(define, small.to(torch.float64))
+        for name in (name for name in wanted if not name.startswith("state.")):
+            check(f"keys of 2^{exponent}: {name}", found[name], wanted[name], budget(name, row.dtype))
+        state = op.attend(small.tokens(0, 6), row).state
+        token = op.step(replace(small.tokens(6, 7), state=state), row, False).out
+        check(f"keys of 2^{exponent}: a step", token, wanted["out"][:, 6:7], budget("out", row.dtype))
+
+
+def little_keys() -> Iterator[Row]:
+    dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    return in_every_mode(
+        Case("additive", decay, dtype=x, normalize=True) for decay in ("none", "token") for x in dtypes
+    )
+
+
 def normalizer_stays_exact(op: Operator, row: Row) -> None:
     """The sum of 8,192 bfloat16 keys is exact to float32, and outputs as exact as their dtype."""
     s = draw(row.case)
@@ -148,6 +168,7 @@ LAWS = (
     Law(repeated_keys_stay_in_budget, repeating),
     Law(zero_and_long_keys_are_exact, any_keys),
     Law(empty_normalizer_gives_zero, normalized),
+    Law(small_features_divide_or_vanish, little_keys),
     Law(normalizer_stays_exact, summed),
     Law(steps_do_not_drift, long_walk),
 )

@@ -51,7 +51,7 @@ void add_up_back(Unit& u, Flow& f) {
     dots16(u.q_rows, u.Kp, f.drows, u.Kp, u.Kp, entered);
     dots16(u.q_scores, C, f.dscores, C, C, scored);
     for (int i = 0; i < C; ++i) {
-        f.dtotal[i] = u.total[i] == 0 ? 0 : -(u.entry[i] * entered[i] + scored[i]) / u.total[i];
+        f.dtotal[i] = -(u.entry[i] * entered[i] + scored[i]) * over(u.total[i]);
         for (int n = i * C; n < i * C + C; n += W) store(f.dscores + n, load(f.dscores + n) + f.dtotal[i]);
         for (int64_t d = 0; d < u.Kp; d += W) {
             store(f.drows + i * u.Kp + d, load(f.drows + i * u.Kp + d) + f.dtotal[i] * load(u.z + d));

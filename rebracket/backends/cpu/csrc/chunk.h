@@ -80,7 +80,7 @@ void add_up(Unit& u) {
 }
 
 // What multiplies the read of row i.
-INLINE float factor(const Unit& u, int i) { return !u.call.normalize ? u.call.scale : u.total[i] == 0 ? 0 : 1 / u.total[i]; }
+INLINE float factor(const Unit& u, int i) { return u.call.normalize ? over(u.total[i]) : u.call.scale; }
 
 // Diag(G[C]) for one vector of channels at d.
 INLINE vec gain_at(const Unit& u, int64_t d) { return u.call.decay == PER_CHANNEL ? load(u.gain + d) : splat(u.gain[0]); }

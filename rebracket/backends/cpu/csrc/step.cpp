@@ -134,8 +134,7 @@ void run(const Call& call, int64_t index) {
     for (; v + WIDE * W <= call.V; v += WIDE * W) columns<WIDE>(t, from, to, v);
     for (; v + W <= call.V; v += W) columns<1>(t, from, to, v);
     for (; v < call.V; ++v) column(t, from, to, v);
-    float total = call.normalize ? count(t) : 0;
-    float scale = !call.normalize ? call.scale : total == 0 ? 0 : 1 / total;
+    float scale = call.normalize ? over(count(t)) : call.scale;
     for (int64_t n = 0; n < t.Vp; n += W) store(t.read + n, scale * load(t.read + n));
     write_rows(Stream(call.out, index / call.H, index % call.H, call.H, 0, call.V), 0, 1, t.read, 0);
 }
