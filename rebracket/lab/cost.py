@@ -60,7 +60,7 @@ FASTEST = Way("fastest", 1, 1)
 """What a call gets that asks for nothing: chunks in the fastest backend there is."""
 WAYS = (SOFTMAX, PARALLEL, RECURRENT, CHUNK, FASTEST)
 LONGEST: Mapping[Size, Cell] = {
-    "tiny": {"softmax": 16384, "parallel": 4096, "recurrent": 4096, "chunk": 32768, "fastest": 131072},
+    "tiny": {"softmax": 16384, "parallel": 4096, "recurrent": 8192, "chunk": 32768, "fastest": 131072},
     "quick": {"softmax": 16384, "parallel": 8192, "recurrent": 16384, "chunk": 65536, "fastest": 131072},
     "full": {"softmax": 32768, "parallel": 8192, "recurrent": 65536, "chunk": 524288, "fastest": 1048576},
 }
