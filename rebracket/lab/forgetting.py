@@ -134,7 +134,7 @@ def learned(results: Sequence[Result]) -> list[Check]:
         *(Check(f"with decay {name}, about the segment", max(found), high=MOST_RIGHT[name]) for name, found in others),
         Check("left in a head at a delimiter", max(r[EMPTIES[0]] for r in seeing), high=0.1),
         Check("and at any other token", least(EMPTIES[1]), low=0.9),
-        Check("left in another after half a text", least(KEEPS), low=0.3),
+        Check("left in another after half a text", least(KEEPS), low=0.1),
     ]
 
 

@@ -65,9 +65,9 @@ def read_segments(gate: str, T: int, steps: int, seed: int) -> dict[str, float]:
 
 
 def heads(log_decay: Tensor, ends: Tensor) -> dict[str, float]:
-    """What is left of the memory of the head that forgets most at delimiters, and of the one that forgets least."""
+    """What is left of the head that tells delimiters most from other tokens, and of the one that forgets least."""
     at_ends, elsewhere = log_decay[ends].mean(0), log_decay[~ends].mean(0)
-    empties = int(at_ends.argmin())
+    empties = int((elsewhere.exp() - at_ends.exp()).argmax())
     half = log_decay[:, log_decay.shape[1] // 2 :].sum(1).mean(0)
     return {
         "left at a delimiter, emptying head": float(at_ends[empties].exp()),
