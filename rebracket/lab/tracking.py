@@ -32,7 +32,7 @@ B, T, LONGER, ASKED = 32, 32, 256, 64
 """Texts of a step and their tokens, tokens of the longer texts afterwards, and how many these are."""
 STRETCHES = tuple(f"tokens {T * i + 1} to {T * (i + 1)}" for i in range(LONGER // T))
 RATE, WARMUP = 1e-2, 20
-STEPS: Mapping[int, int] = {2: 200, 3: 1500, 5: 3000}
+STEPS: Mapping[int, int] = {2: 200, 3: 1500, 5: 2000}
 """Of training, by modulus."""
 GRIDS: Mapping[Size, tuple[Sequence[int], Sequence[str]]] = {
     "tiny": ([2], ["deltanet"]),
@@ -48,13 +48,14 @@ class Tracking(Experiment):
     question = "Can a linear recurrence track parity and modular arithmetic beyond the length that it was trained on?"
     claim = (
         "A delta write multiplies the state by I - beta k k^T. With beta up to 1 its eigenvalues lie in [0,1], no "
-        "write turns a memory over, and one layer neither learns parity nor arithmetic modulo 3: beyond the length "
-        "of training, 32, its scaled accuracy is at most 0.15 up to 256 tokens. With beta up to 2 a write can be a "
-        "reflection, and the same layer tracks parity there (at least 0.95) and gains at least 0.3 modulo 3. Grazzi "
-        "et al. 2025 measured 0.017 against 1.00 and, for expressions with three operators, 0.314 against 0.971; "
-        "the arithmetic here, y_t = x_t - y_(t-1), takes one reflection a token."
+        "write turns a memory over, and one layer learns neither parity nor arithmetic modulo 3 or 5: beyond the 32 "
+        "tokens of training, up to 256, its accuracy is 0.15 at most, 0 being guessing. With beta up to 2 a write "
+        "can be a reflection, and DeltaNet keeps parity there (0.95 and more) and the others (0.5 and more). Grazzi "
+        "et al. 2025: 0.017 against 1.00 for parity, 0.314 against 0.971 for arithmetic, whose expressions are "
+        "harder than y_t = x_t - y_(t-1) here, one reflection a token. With a decay besides, state fades beyond the "
+        "length of training, and nothing is claimed."
     )
-    seeds: Mapping[Size, int] = {"tiny": 1, "quick": 1, "full": 3}
+    seeds: Mapping[Size, int] = {"tiny": 1, "quick": 2, "full": 3}
 
     def grid(self, size: Size) -> list[Cell]:
         moduli, mixers = GRIDS[size]
@@ -72,13 +73,12 @@ class Tracking(Experiment):
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
         positive, negative = ([r for r in results if r.cell["beta_max"] == most] for most in (1.0, 2.0))
-        parity = [r["beyond"] for r in negative if r.cell["modulus"] == 2]
-        gains = [new["beyond"] - old["beyond"] for new, old in zip(negative, positive, strict=True)]
+        reflecting = {int(r.cell["modulus"]): r["beyond"] for r in negative if r.cell["mixer"] == "deltanet"}
         return Verdict.of(
             [
-                Check("least accuracy beyond, eigenvalues in [-1,1], parity", min(parity), low=0.95),
                 Check("most accuracy beyond, eigenvalues in [0,1]", max(r["beyond"] for r in positive), high=0.15),
-                Check("least gain of [-1,1] over [0,1]", min(gains), low=0.3),
+                Check("accuracy beyond, eigenvalues in [-1,1], parity", reflecting[2], low=0.95),
+                Check("least accuracy beyond, eigenvalues in [-1,1]", min(reflecting.values()), low=0.5),
             ]
         )
 
