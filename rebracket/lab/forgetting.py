@@ -43,7 +43,7 @@ DECAYS: Mapping[Size, Sequence[float]] = {
 PAIRS = 262144
 """Written in one cell, over all its memories."""
 TEXTS: Mapping[Size, Mapping[str, Sequence[int]]] = {
-    "tiny": {"T": [64], "steps": [200]},
+    "tiny": {"T": [64], "steps": [300]},
     "quick": {"T": [96], "steps": [300]},
     "full": {"T": [96, 256], "steps": [1000]},
 }
