@@ -162,7 +162,7 @@ class Recall(Experiment):
             rates = sorted((float(r.cell["rate"]), r["accuracy"]) for r in results if r.cell["mixer"] == mixer)
             right.plot(*zip(*rates, strict=True), "o-", color=f"C{place}")
         left.set(xscale="log", xlabel="pairs in tokens", ylabel="accuracy", title="At the best rate")
-        left.set_xticks([x.pairs for x in slices], [str(x) for x in slices])
+        left.set_xticks([x.pairs for x in slices], [f"{x.pairs}\nin {x.tokens}" for x in slices])
         left.minorticks_off()
         right.set(xscale="log", xlabel="learning rate", ylabel="mean accuracy of all slices", title="At every rate")
         right.legend(*left.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1, 0.5))
