@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 K, V = 32, 48
 SHORTEST = 32
-BELOW: Mapping[str, float] = {"seconds": 0.3, "bytes": 0.35}
+BELOW: Mapping[str, float] = {"seconds": 0.3, "bytes": 0.25}
 ABOVE: Mapping[str, float] = {"seconds": 0.5, "bytes": 0.25}
 """How far a slope may lie off: a time more often above, since memory that is new to the process, as a longer text needs
-it, costs more than used memory, the more so on a busy machine; memory more often below, since blocks of one size for
-every T count too. Slopes of 1 and 2 stay apart."""
+it, costs more than used memory, the more so on a busy machine. Slopes of 1 and 2 stay apart."""
 LARGER = 3
 """Through how many of the longest texts slopes are laid, where what a call costs at any T no longer shows."""
 ROUNDS = 5
@@ -50,9 +49,12 @@ class Way:
     backend: str = "auto"
     timed: int = LARGER
     """Through how many texts the slope of its time is laid."""
+    weighed: int = LARGER
+    """And that of its memory."""
 
 
-SOFTMAX = Way("softmax", 2, 1)
+SOFTMAX = Way("softmax", 2, 1, weighed=6)
+"""It takes little memory, in which a megabyte here or there weighs less over a wider range."""
 PARALLEL = Way("parallel", 2, 2, "parallel", "reference", timed=2)
 """Its time has fewer points: a third text would be so short that its weights are no new memory at every call."""
 RECURRENT = Way("recurrent", 1, 1, "recurrent", "reference")
@@ -80,9 +82,8 @@ class Cost(Experiment):
         "In log-log the core seconds of softmax attention and the parallel form have slope 2, those of chunks and of "
         "the recurrent form slope 1 (0.3 below to 0.5 above: memory that a longer text needs anew is dearer than used "
         "memory). Memory beyond the inputs has slope 2 only where all T x T weights are held at once, as the parallel "
-        "form does; the softmax that torch offers visits them in blocks and has slope 1 like the others (0.35 below, "
-        "for blocks of one size at every T, to 0.25 above), in which only what is linear in T grows. What is kept for "
-        "the next token is 4 (K + V) bytes for every token "
+        "form does; the softmax that torch offers visits them in blocks and has slope 1 like the others (within 0.25), "
+        "in which only what is linear in T grows. What is kept for the next token is 4 (K + V) bytes for every token "
         "under softmax, and the same number of bytes at every T otherwise. With heads of 32 and 48, chunks made of "
         "torch operations are faster than softmax from about T = 1000, those of the fastest backend from about 100; "
         "from 4096 at the latest on any machine."
@@ -96,7 +97,8 @@ class Cost(Experiment):
         calls = calls_of({way: lengths(int(cell[way.name])) for way in WAYS}, int(cell["seed"]))
         kept = {case: float(call().state.nbytes) for case, call in calls.items()}
         # Memory before time: many calls leave the heap in pieces, in which later ones find a place that is not counted.
-        nbytes = {case: added(call) for case, call in calls.items() if 8 * case[1] > int(cell[case[0]])}
+        last = {(way.name, T) for way in WAYS for T in lengths(int(cell[way.name]))[-way.weighed :]}
+        nbytes = {case: added(call) for case, call in calls.items() if case in last}
         seconds = timed(calls)
         found = {"seconds": seconds, "bytes": nbytes, "kept": kept}
         return {f"{name} {what} {T}": x for what, all_ in found.items() for (name, T), x in all_.items()}
@@ -187,7 +189,7 @@ def slope(found: Mapping[int, float], points: int) -> float:
 
 
 def slope_check(result: Result, way: Way, what: str, word: str, power: int) -> Check:
-    found = slope(series(result, way, what), way.timed if what == "seconds" else LARGER)
+    found = slope(series(result, way, what), way.timed if what == "seconds" else way.weighed)
     return Check(f"slope of the {word} of {way.name}", found, power - BELOW[what], power + ABOVE[what])
 
 
