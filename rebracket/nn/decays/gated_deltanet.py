@@ -2,18 +2,13 @@
 
 from typing import final
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from rebracket.nn.decays import Decay
 from rebracket.nn.mixer import MixerSize
-from rebracket.nn.projections import GateProjection
-from rebracket.nn.rates import draw_rates, draw_steps
+from rebracket.nn.rates import StepDecay
 
 
 @final
-class GatedDeltaNetDecay(Decay):
+class GatedDeltaNetDecay(StepDecay):
     """A decay per token and head: a rate of its own for each head, times a step that the token sets.
 
     log_decay = -exp(A_log) softplus(W x + dt_bias)
@@ -30,26 +25,14 @@ class GatedDeltaNetDecay(Decay):
     Cost: d_model H multiply-adds a token. Source: Dao and Gu 2024 (Mamba-2); Yang et al. 2024, "Gated Delta Networks".
 
     Example:
+        >>> import torch
         >>> bool((GatedDeltaNetDecay(8, 2)(torch.ones(1, 6, 8)) < 0).all())
         True
     """
 
-    def __init__(self, d_model: int, heads: int) -> None:
-        super().__init__()
-        self.step = GateProjection(d_model, heads)
-        self.A_log = nn.Parameter(torch.empty(heads))
-        self.dt_bias = nn.Parameter(torch.empty(heads))
-        self.reset_parameters()
-
-    def forward(self, x: Tensor) -> Tensor:
-        step = self.step(x)
-        return -self.A_log.to(step).exp() * F.softplus(step + self.dt_bias.to(step))
-
-    def reset_parameters(self) -> None:
-        """Draws W, the rates and the steps again."""
-        self.step.reset_parameters()
-        draw_rates(self.A_log, 0.0, 16.0)
-        draw_steps(self.dt_bias)
+    @property
+    def least_rate(self) -> float:
+        return 0.0
 
 
 def build(size: MixerSize) -> Decay:
