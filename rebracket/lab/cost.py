@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 K, V = 32, 48
 SHORTEST = 32
-BELOW: Mapping[str, float] = {"seconds": 0.3, "bytes": 0.25}
-ABOVE: Mapping[str, float] = {"seconds": 0.5, "bytes": 0.25}
-"""How far a slope may lie off: a time more often above, since memory that is new to the process, as a longer text needs
-it, costs more than used memory, the more so on a busy machine. Slopes of 1 and 2 stay apart."""
+OFF: Mapping[str, float] = {"seconds": 0.3, "bytes": 0.25}
+"""How far a slope may lie off; those of 1 and 2 stay apart."""
 LARGER = 3
 """Through how many of the longest texts slopes are laid, where what a call costs at any T no longer shows."""
 ROUNDS = 5
@@ -80,10 +78,9 @@ class Cost(Experiment):
     question = "How do time and memory grow with the length of a text, and from where on is linear attention cheaper?"
     claim = (
         "In log-log the core seconds of softmax attention and the parallel form have slope 2, those of chunks and of "
-        "the recurrent form slope 1 (0.3 below to 0.5 above: memory that a longer text needs anew is dearer than used "
-        "memory). Memory beyond the inputs has slope 2 only where all T x T weights are held at once, as the parallel "
-        "form does; the softmax that torch offers visits them in blocks and has slope 1 like the others (within 0.25), "
-        "in which only what is linear in T grows. What is kept for the next token is 4 (K + V) bytes for every token "
+        "the recurrent form slope 1 (within 0.3). Memory beyond the inputs has slope 2 only where all T x T weights are "
+        "held at once, as the parallel form does; the softmax that torch offers visits them in blocks and has slope 1 "
+        "like the others (within 0.25). What is kept for the next token is 4 (K + V) bytes for every token "
         "under softmax, and the same number of bytes at every T otherwise. With heads of 32 and 48, chunks made of "
         "torch operations are faster than softmax from about T = 1000, those of the fastest backend from about 100; "
         "from 4096 at the latest on any machine."
@@ -170,8 +167,8 @@ def sample(call: Call, repeats: int) -> float:
 
 
 def added(call: Call) -> float:
-    """The most bytes that a call adds to the process, outputs among them: the median of five."""
-    return float(statistics.median(first(call).nbytes for _ in range(5)))
+    """The most bytes that a call adds to the process, outputs among them: the least of five calls."""
+    return float(min(first(call).nbytes for _ in range(5)))
 
 
 def series(result: Result, way: Way, what: str) -> dict[int, float]:
@@ -190,7 +187,7 @@ def slope(found: Mapping[int, float], points: int) -> float:
 
 def slope_check(result: Result, way: Way, what: str, word: str, power: int) -> Check:
     found = slope(series(result, way, what), way.timed if what == "seconds" else way.weighed)
-    return Check(f"slope of the {word} of {way.name}", found, power - BELOW[what], power + ABOVE[what])
+    return Check(f"slope of the {word} of {way.name}", found, power - OFF[what], power + OFF[what])
 
 
 def ahead(result: Result, way: Way) -> float:
