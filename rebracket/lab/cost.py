@@ -78,9 +78,9 @@ class Cost(Experiment):
     question = "How do time and memory grow with the length of a text, and from where on is linear attention cheaper?"
     claim = (
         "In log-log the core seconds of softmax attention and the parallel form have slope 2, those of chunks and of "
-        "the recurrent form slope 1 (within 0.3). Memory beyond the inputs has slope 2 only where all T x T weights are "
-        "held at once, as the parallel form does; the softmax that torch offers visits them in blocks and has slope 1 "
-        "like the others (within 0.25). What is kept for the next token is 4 (K + V) bytes for every token "
+        "the recurrent form slope 1 (within 0.3). Memory beyond the inputs has slope 2 only where all T x T weights "
+        "are held at once, as the parallel form does; the softmax that torch offers visits them in blocks and has "
+        "slope 1 like the others (within 0.25). What is kept for the next token is 4 (K + V) bytes for every token "
         "under softmax, and the same number of bytes at every T otherwise. With heads of 32 and 48, chunks made of "
         "torch operations are faster than softmax from about T = 1000, those of the fastest backend from about 100; "
         "from 4096 at the latest on any machine."
