@@ -8,7 +8,7 @@ from rebracket.features.taylor2 import Taylor2
 from rebracket.lab import kernel
 from tests.lab.measuring import judged
 
-LEARNED = {"taylor2": 0.9, "performer": 0.7, "relu": 0.8, "gla": 1.0, "deltanet": 1.0}
+LEARNED = {"taylor2": 0.9, "performer": 0.7, "relu": 0.8, "gla": 1.0, "deltanet": 1.0, "adding": 1.0}
 whole_rff, whole_taylor = Rff.features, Taylor2.features
 
 
