@@ -145,9 +145,10 @@ class StateSize(Experiment):
         if cell["part"] == "speed":
             return speeds([int(side) for side in str(cell["sides"]).split()], seed)
         setting = setting_of(cell, seed)
-        model = learned(setting, seed)
+        model, examples = learned(setting, seed), task(setting, setting.pairs, ASKED, generator(seed, 2))
         return {
-            "accuracy": recalled(model, task(setting, setting.pairs, ASKED, generator(seed, 2))),
+            "accuracy": recalled(model, examples),
+            "tokens a core second": read_rate(model, examples.tokens),
             "bytes": float(model.state_nbytes(0)),
             **{f"K of layer {layer}": float(K) for layer, K in enumerate(setting.keys)},
         }
@@ -178,15 +179,19 @@ class StateSize(Experiment):
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
-        (one, two), (three, four) = figure.subplots(2, 2)
-        draw_sizes(one, results)
-        draw_splits(two, of(results, "layers"))
-        draw_decay(three, of(results, "decay"))
+        figure.set_size_inches(10, 7)
+        (one, two, three), (four, five, six) = figure.subplots(2, 3)
+        draw_sizes(one, results, "bytes", "bytes of state")
+        draw_sizes(two, results, "tokens a core second", "tokens read a core second")
+        one.legend(fontsize="xx-small")
+        draw_splits(three, of(results, "layers"))
+        draw_decay(four, of(results, "decay"))
         (speed,) = of(results, "speed")
         for use in ("read", "step"):
-            four.plot(of_sides(speed, "bytes"), of_sides(speed, use), "o-", label=use)
-        four.set(xscale="log", yscale="log", xlabel="bytes of state", ylabel="tokens a core second", title="K = V")
-        four.legend()
+            five.plot(of_sides(speed, "bytes"), of_sides(speed, use), "o-", label=use)
+        five.set(xscale="log", yscale="log", xlabel="bytes of state", ylabel="tokens a core second", title="K = V")
+        five.legend()
+        six.set_axis_off()
 
 
 def of(results: Sequence[Result], part: str) -> list[Result]:
@@ -221,17 +226,17 @@ def slowdown(speed: Result, use: str) -> float:
     return max(rates) / min(rates)
 
 
-def draw_sizes(axes: Axes, results: Sequence[Result]) -> None:
+def draw_sizes(axes: Axes, results: Sequence[Result], across: str, label: str) -> None:
+    """Accuracy of one layer against a number of the same models."""
     size = of(results, "size")
     lines = {mixer: [r for r in size if r.cell["mixer"] == mixer] for mixer in mixers(size)}
     for name, line in lines.items():
-        axes.plot([r["bytes"] for r in line], [r["accuracy"] for r in line], "o-", label=f"{name}, by K")
+        axes.plot([r[across] for r in line], [r["accuracy"] for r in line], "o-", label=f"{name}, by K")
     for part, mark in (("shape", "x"), ("map", "s")):
         for r in of(results, part):
-            label = str(r.cell["feature"]) or f"gla, K = {r.cell['K']}, V = {r.cell['V']}"
-            axes.plot(r["bytes"], r["accuracy"], mark, label=label)
-    axes.set(xscale="log", xlabel="bytes of state", ylabel="accuracy", title="one layer")
-    axes.legend(fontsize="x-small")
+            name = str(r.cell["feature"]) or f"gla, K = {r.cell['K']}, V = {r.cell['V']}"
+            axes.plot(r[across], r["accuracy"], mark, label=name)
+    axes.set(xscale="log", xlabel=label, ylabel="accuracy", title="one layer")
 
 
 def draw_splits(axes: Axes, results: Sequence[Result]) -> None:
@@ -239,7 +244,7 @@ def draw_splits(axes: Axes, results: Sequence[Result]) -> None:
     for place, r in enumerate(results):
         K = " ".join(f"{r[f'K of layer {layer}']:.3g}" for layer in range(int(r.cell["layers"])))
         axes.text(place, 0.02, K, ha="center", color="white")
-    axes.set(ylim=(0, 1), ylabel="accuracy", title="the same bytes in several layers: K of each")
+    axes.set(ylim=(0, 1), ylabel="accuracy", title="same bytes, K of each layer")
 
 
 def draw_decay(axes: Axes, results: Sequence[Result]) -> None:
@@ -318,7 +323,6 @@ def built(setting: Setting, seed: int) -> LanguageModel:
     return model
 
 
-@torch.no_grad()
 def speeds(sides: Sequence[int], seed: int) -> dict[str, float]:
     """Tokens a core second of models with a state of K = V, read in one piece and one by one; all in turns."""
     calls = {name: call for side in sides for name, call in uses(side, seed).items()}
@@ -343,6 +347,12 @@ def one_by_one(model: LanguageModel, text: Tensor) -> None:
         _, cache = model.step(tokens, cache, inplace=True)
 
 
+def read_rate(model: LanguageModel, tokens: Tensor) -> float:
+    """Tokens that a model reads in a core second, the median of some turns."""
+    return tokens.numel() / statistics.median(core_seconds(lambda: model.read(tokens)) for _ in range(ROUNDS))
+
+
+@torch.no_grad()
 def core_seconds(call: Callable[[], object]) -> float:
     begun = time.process_time()
     call()
