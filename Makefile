@@ -62,7 +62,7 @@ sanitize: .venv/installed
 constraints:
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --upgrade setuptools
-	build/constraints/bin/python -m pip install --quiet --no-build-isolation torch==2.13.0 '.[bench,hf,tensorboard,dev,docs]'
+	build/constraints/bin/python -m pip install --quiet --no-build-isolation torch==2.13.0 '.[bench,hf,tensorboard,ray,dev,docs]'
 	sed '/^[^#]/d' constraints.txt > build/constraints.txt
 	build/constraints/bin/python -m pip freeze --all --exclude pip --exclude wheel --exclude rebracket \
 	  | sed 's/+.*//' >> build/constraints.txt
