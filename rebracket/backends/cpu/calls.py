@@ -149,9 +149,16 @@ def forward(terms: Terms, library: Library, keep: bool) -> tuple[Tensor, Tensor,
 
 def slices(units: int, V: int) -> int:
     """Into how many slices of value columns a head is cut, so that every thread has work."""
-    wanted = min(-(-torch.get_num_threads() // max(units, 1)), V // 32)
+    wanted = min(-(-torch.get_num_threads() // max(units, 1)), V // 16)
     width = 16 * -(-V // (16 * max(wanted, 1)))
     return -(-V // width)
+
+
+def in_pieces(terms: Terms, first: Tensor) -> bool:
+    """Whether the segments of a head go back at once: 1.6 times the work, so with many threads; and none empty."""
+    heads = terms.sequences * terms.v.shape[2]
+    summed = terms.normalize or terms.bonus is not None  # over all segments, one after the other
+    return torch.get_num_threads() > 2 * heads and not summed and bool((first.diff() > 0).all())
 
 
 def backward(
@@ -175,6 +182,8 @@ def backward(
     key_sum = empty(N, H, K) if terms.normalize else None
     call = describe(terms, grad_out, memory, key_sum, wrong)
     call.entries, call.first_segment = pointer(entries), pointer(first)
+    carries = empty(len(entries), H, K, V) if in_pieces(terms, first) else None
+    call.carries, call.slices = pointer(carries), 1 if carries is None else slices(N * H, V)
     made = {
         "q": blank(terms, (B, T, H, K), given.q.dtype),
         "k": blank(terms, (B, writes, H, K), given.k.dtype),

@@ -57,7 +57,7 @@ class Call(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("bonus", "offsets", "memory_in", "key_sum_in", "memory_out", "key_sum_out")
         ),
-        *((name, ctypes.c_void_p) for name in ("entries", "first_segment", "wrong")),
+        *((name, ctypes.c_void_p) for name in ("entries", "first_segment", "carries", "wrong")),
     )
 
 

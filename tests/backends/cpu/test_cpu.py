@@ -16,8 +16,11 @@ from rebracket.backends.cpu import autograd, library
 from rebracket.ops import repetition
 from rebracket.ops.backend import INSTALLED
 from rebracket.ops.validate import Mode
+from rebracket.testing.budgets import check_equal
 from rebracket.testing.laws import LAWS
-from rebracket.testing.rows import SOUND
+from rebracket.testing.results import results
+from rebracket.testing.rows import SOUND, Row, few
+from rebracket.testing.samples import Case, Shape, sample
 
 pytestmark = pytest.mark.skipif(library.PATH is None, reason="the kernels were not built")
 B, T, H, K, V = 3, 150, 2, 20, 37
@@ -83,14 +86,25 @@ def test_kernels_elsewhere_must_be_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert library.found() == tmp_path / "none.so"
 
 
-def test_any_number_of_threads_gives_the_same_bits(threads: Callable[[int], None]):
-    x = inputs(B=1)
-    results = []
-    for count in (1, 2, 5):
+LONG = {
+    "whole": Shape(B=1, T=300, Hq=1, H=2, K=20, V=37),
+    "packed": Shape(B=1, T=310, Hq=2, H=2, K=5, V=40, offsets=(0, 150, 151, 307)),
+    "empty": Shape(B=1, T=310, Hq=2, H=2, K=5, V=40, offsets=(0, 0, 150, 307)),
+}
+"""More tokens than a segment of 128 writes, and fewer heads than there may be threads."""
+
+
+@pytest.mark.parametrize("shape", LONG)
+@pytest.mark.parametrize("case", [*few(torch.float32), *few(torch.bfloat16)], ids=str)
+def test_any_number_of_threads_gives_the_same_bits(threads: Callable[[int], None], case: Case, shape: str):
+    s, row = sample(case, LONG[shape]), Row(case, "chunk", None, "cpu")
+    found = []
+    for count in (1, 2, 5, 64):
         threads(count)
-        results.append((attend(x).out, *gradients(x)))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        found.append(results(lambda x: SOUND.attend(x, row), s))
+    for other in found[1:]:
+        for name, x in found[0].items():
+            check_equal(name, other[name], x)
 
 
 def test_a_row_does_not_see_its_batch():

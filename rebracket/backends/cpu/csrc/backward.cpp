@@ -87,15 +87,37 @@ void weigh_back(Unit& u, Flow& f) {
     }
 }
 
-void chunk_back(Unit& u, Flow& f) {
+// dU, and from it W and beta W, which is dV; returns where dV stands.
+float* writes_back(Unit& u, Flow& f) {
     int64_t Kp = u.Kp, Vp = u.Vp;
-    int stacked = u.stacked;
-    float* dO = f.ends + (stacked - C) * Vp;
-    float* strong = u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * Vp;
+    float* dO = f.ends + (u.stacked - C) * Vp;
     product<0>(u.keys, Kp, 1, f.dS, Vp, f.dU, Vp, C, Vp, Kp, u.ahead);
     for (int m = 0; m < C; m += TILE_R)  // write j is read by no row before it
         product<1>(u.q_scores + m + m * C, 1, C, dO + m * Vp, Vp, f.dU + m * Vp, Vp, TILE_R, Vp, C - m, u.ahead);
-    if (u.written != u.v) solve_back(u, f, strong);
+    if (u.written == u.v) return f.dU;
+    float* strong = u.erasing ? f.ends : f.ends + C * Vp;
+    solve_back(u, f, strong);
+    return strong;
+}
+
+// What a row of [R; Q] has seen of the state on entry, with the sign of what it does with it.
+void signs(const Unit& u, float* to) {
+    for (int i = 0; i < u.stacked; ++i) to[i] = u.erasing && i < C ? -u.entry[i] : u.entry[i % C];
+}
+
+// dS = Diag(G[C]) dS' + [-G R; G Q]^T [beta W; dO].
+void state_back(Unit& u, Flow& f, const float* sign_entry) {
+    int64_t Kp = u.Kp, Vp = u.Vp;
+    for (int i = 0; i < u.stacked; ++i)
+        for (int64_t d = 0; d < Kp; d += W) store(f.scaled + i * Kp + d, sign_entry[i] * load(u.rows + i * Kp + d));
+    product<2>(f.scaled, 1, Kp, f.ends, Vp, f.dS, Vp, Kp, Vp, u.stacked, u.ahead, u.gain, u.call.decay == PER_CHANNEL);
+}
+
+// All gradients of a chunk; returns where dV stands.
+float* chunk_back(Unit& u, Flow& f) {
+    int64_t Kp = u.Kp, Vp = u.Vp;
+    int stacked = u.stacked;
+    float* dv = writes_back(u, f);
     transpose(f.ends, Vp, stacked, Vp, f.ends_turned, stacked);
     transpose(u.written, Vp, C, Vp, f.u_turned, C);
     // Scores: dL above dA, weighted by the decays.
@@ -111,19 +133,16 @@ void chunk_back(Unit& u, Flow& f) {
     weigh_back(u, f);
     // Rows: and what came through the scores.
     float sign_entry[2 * C];
-    for (int i = 0; i < stacked; ++i) sign_entry[i] = u.erasing && i < C ? -u.entry[i] : u.entry[i % C];
+    signs(u, sign_entry);
     for (int64_t d = 0; d < Kp && u.call.decay != NONE; d += 16) dots16(u.S + d * Vp, Vp, f.dS + d * Vp, Vp, Vp, f.overlap + d);
     if (u.call.decay == PER_CHANNEL)
         channel_gradients(u, f);
     else
         row_gradient(u, f, sign_entry);
     if (u.call.bonus) bonus_gradient(u, f, own);
-    // State.
-    for (int i = 0; i < stacked; ++i)
-        for (int64_t d = 0; d < Kp; d += W) store(f.scaled + i * Kp + d, sign_entry[i] * load(u.rows + i * Kp + d));
-    product<2>(f.scaled, 1, Kp, f.ends, Vp, f.dS, Vp, Kp, Vp, stacked, u.ahead, u.gain,
-               u.call.decay == PER_CHANNEL);
+    state_back(u, f, sign_entry);
     if (u.call.normalize) sum_back(u, f);
+    return dv;
 }
 
 void pack_gradient(Unit& u, Flow& f, const Tokens& at) {
@@ -180,25 +199,27 @@ void segment_back(Unit& u, Flow& f, const Buffers* chunks, int64_t w0, int64_t l
             f.ask(u.ahead, w - C, w);
         else
             ask_segment(u.ahead, next, next_w);
-        chunk_back(u, f);
-        emit_gradient(u, f, w, writes[c], u.written == u.v ? f.dU : u.erasing ? f.ends : f.ends + C * u.Vp);
+        emit_gradient(u, f, w, writes[c], chunk_back(u, f));
     }
 }
 
-void enter_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
-    int64_t Vp = padded(a.V);
+void enter_back(const Unit& u, const Gradients& g, const Flow& f) {
+    const Call& a = u.call;
+    const int64_t row = u.n * a.H + u.h;
     fill(f.dS, state_size(a), 0);
-    fill(f.dz, padded(a.K), 0);
-    fill(f.dbonus, padded(a.K), 0);
-    if (g.key_sum_out) copy(f.dz, g.key_sum_out + index * a.K, a.K);
+    fill(f.dz, u.Kp, 0);
+    fill(f.dbonus, u.Kp, 0);
+    if (g.key_sum_out) copy(f.dz, g.key_sum_out + row * a.K, a.K);
     if (g.memory_out)
-        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * Vp, g.memory_out + (index * a.K + d) * a.V, a.V);
+        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, g.memory_out + (row * a.K + d) * a.V + u.v0, u.V);
 }
 
-void leave_back(const Call& a, const Gradients& g, const Flow& f, int64_t index) {
-    if (g.key_sum_in) copy(g.key_sum_in + index * a.K, f.dz, a.K);
-    if (g.bonus) copy(g.bonus + index * a.K, f.dbonus, a.K);
-    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (index * a.K + d) * a.V, f.dS + d * padded(a.V), a.V);
+void leave_back(const Unit& u, const Gradients& g, const Flow& f) {
+    const Call& a = u.call;
+    const int64_t row = u.n * a.H + u.h;
+    if (g.key_sum_in) copy(g.key_sum_in + row * a.K, f.dz, a.K);
+    if (g.bonus) copy(g.bonus + row * a.K, f.dbonus, a.K);
+    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (row * a.K + d) * a.V, f.dS + d * u.Vp, a.V);
 }
 
 // The state kept at the beginning of a segment: where it lies if it needs no padding, else in `room`; and its sum of keys.
@@ -212,32 +233,104 @@ void restore(Buffers& first, const Unit& u, int64_t segment, float* room) {
     for (int64_t d = 0; d < a.K; ++d) copy(room + d * u.Vp, kept + d * a.V, a.V);
 }
 
-void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
-    const int64_t chunk_size = scratch(a) + C * slice_width(a) + state_size(a) + sum_size(a), step = SEGMENT * C;
-    arena.reserve(SEGMENT * chunk_size + flow_size(a) + count * (unit_size(a) + head_size(a)));
+// Buffers for the chunks of a segment, and for what flows back through one of them.
+struct Segment {
     Room<Buffers, SEGMENT> chunks;
-    for (int i = 0; i < SEGMENT; ++i) {
-        Buffers& chunk = *new (&chunks[i]) Buffers(a);
-        chunk.S = arena.take(state_size(a)), chunk.z = arena.take(sum_size(a)), chunk.before = arena.take(C * chunk.Vp);
+    float* room;  // for a state that has to be padded
+
+    explicit Segment(const Call& a) {
+        for (int i = 0; i < SEGMENT; ++i) {
+            Buffers& chunk = *new (&chunks[i]) Buffers(a);
+            chunk.S = arena.take(state_size(a)), chunk.z = arena.take(sum_size(a)), chunk.before = arena.take(C * chunk.Vp);
+        }
+        room = chunks[0].S;
     }
-    float* room = chunks[0].S;
-    FlowBuffers buffers(chunks[0]);
+    static int64_t size(const Call& a) {
+        return SEGMENT * (scratch(a) + C * slice_width(a) + state_size(a) + sum_size(a)) + flow_size(a);
+    }
+};
+
+// Heads that take turns, from their last segment to the first.
+void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
+    arena.reserve(Segment::size(a) + count * (unit_size(a) + head_size(a)));
+    Segment segment(a);
+    FlowBuffers buffers(segment.chunks[0]);
     Room<Unit, GROUP> units;
     Room<Flow, GROUP> flows;
     for (int64_t i = 0; i < count; ++i) {
-        new (&units[i]) Unit(a, index + i, chunks[0]);
-        enter_back(a, g, *new (&flows[i]) Flow(g, units[i], buffers), index + i);
+        new (&units[i]) Unit(a, index + i, segment.chunks[0]);
+        enter_back(units[i], g, *new (&flows[i]) Flow(g, units[i], buffers));
     }
-    int64_t first = begin(units[0]), last = end(units[0]), segments = (last - first + step - 1) / step;
-    for (int64_t s = segments - 1; s >= 0; --s)
+    const int64_t step = SEGMENT * C, first = begin(units[0]), last = end(units[0]);
+    for (int64_t s = (last - first + step - 1) / step - 1; s >= 0; --s)
         for (int64_t i = 0; i < count; ++i) {
             int64_t w = first + s * step;
             bool around = i + 1 == count;
-            restore(chunks[0], units[i], s, room);
-            segment_back(units[i], flows[i], &chunks[0], w, w + step < last ? w + step : last, units[around ? 0 : i + 1],
-                         around ? w - step : w);
+            restore(segment.chunks[0], units[i], s, segment.room);
+            segment_back(units[i], flows[i], &segment.chunks[0], w, w + step < last ? w + step : last,
+                         units[around ? 0 : i + 1], around ? w - step : w);
         }
-    for (int64_t i = 0; i < count; ++i) leave_back(a, g, flows[i], index + i);
+    for (int64_t i = 0; i < count; ++i) leave_back(units[i], g, flows[i]);
+}
+
+// Where there are more threads than heads, what flows back into every segment is found first, for slices of columns apart;
+// then all segments can go at once. Both take the same steps as `run`, so the gradients are the same to the last bit.
+
+// The gradient that enters segment `segment` from behind.
+float* carried(const Unit& u, int64_t segment) {
+    const Call& a = u.call;
+    return a.carries + ((a.first_segment[u.n] + segment) * a.H + u.h) * a.K * a.V + u.v0;
+}
+
+// Through a chunk on the way to the one before: of the gradients only that of the state.
+void pass(Unit& u, Flow& f, int64_t w, int64_t last) {
+    int64_t writes = pack(u, w, last);
+    ask_inputs(u.ahead, u, w - C, f.out);
+    score(u);
+    pack_gradient(u, f, tokens(w, writes, u.call.per_token, u.call.per_token - 1));
+    if (u.erasing) writes_back(u, f);  // beta W, which what is read back needs
+    float sign_entry[2 * C];
+    signs(u, sign_entry);
+    state_back(u, f, sign_entry);
+}
+
+void carry(const Call& a, const Gradients& g, int64_t index) {
+    arena.reserve(Segment::size(a) + unit_size(a) + head_size(a));
+    Segment segment(a);
+    fill(segment.chunks[0].before, C * segment.chunks[0].Vp, 0);  // only the gradient of beta asks for it
+    FlowBuffers buffers(segment.chunks[0]);
+    Unit u(a, index, segment.chunks[0]);
+    Flow f(g, u, buffers);
+    enter_back(u, g, f);
+    const int64_t step = SEGMENT * C, first = begin(u), last = end(u);
+    for (int64_t s = (last - first + step - 1) / step - 1; s >= 0; --s) {
+        for (int64_t d = 0; d < a.K; ++d) copy(carried(u, s) + d * a.V, f.dS + d * u.Vp, u.V);
+        const int64_t from = first + s * step, to = from + step < last ? from + step : last;
+        for (int64_t w = from + (to - from - 1) / C * C; s && w >= from; w -= C) pass(u, f, w, to);
+    }
+}
+
+// One segment of one head; a sequence without segments only hands on what came.
+void piece(const Call& a, const Gradients& g, int64_t n, int64_t h, int64_t s) {
+    arena.reserve(Segment::size(a) + unit_size(a) + head_size(a));
+    Segment segment(a);
+    FlowBuffers buffers(segment.chunks[0]);
+    Unit u(a, n * a.H + h, segment.chunks[0]);
+    Flow f(g, u, buffers);
+    fill(f.dS, state_size(a), 0);
+    fill(f.dz, u.Kp, 0);
+    for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, carried(u, s) + d * a.V, a.V);
+    const int64_t step = SEGMENT * C, w = begin(u) + s * step, last = end(u);
+    restore(segment.chunks[0], u, s, segment.room);
+    segment_back(u, f, &segment.chunks[0], w, w + step < last ? w + step : last, u, -1);
+    if (s == 0) leave_back(u, g, f);
+}
+
+// The sequence to which kept segment `segment` of all belongs.
+int64_t sequence_of(const Call& a, int64_t segment) {
+    int64_t n = 0;
+    while (a.first_segment[n + 1] <= segment) ++n;
+    return n;
 }
 
 }  // namespace
@@ -246,4 +339,19 @@ void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
 #define EXPORT(isa) NAME(isa)
 extern "C" void EXPORT(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
     for (int64_t i = begin, count; i < end; i += count) run(*call, *gradients, i, count = together(*call, i, end));
+}
+
+#define CARRY(isa) rebracket_carry_##isa
+#define EXPORT_CARRY(isa) CARRY(isa)
+extern "C" void EXPORT_CARRY(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) carry(*call, *gradients, i);
+}
+
+#define PIECES(isa) rebracket_pieces_##isa
+#define EXPORT_PIECES(isa) PIECES(isa)
+extern "C" void EXPORT_PIECES(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+        int64_t segment = i / call->H, n = sequence_of(*call, segment);
+        piece(*call, *gradients, n, i % call->H, segment - call->first_segment[n]);
+    }
 }

@@ -26,6 +26,8 @@ using Loop = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*body)
     extern "C" void rebracket_forward_##isa(const Call*, int64_t, int64_t); \
     extern "C" void rebracket_step_##isa(const Call*, int64_t, int64_t);    \
     extern "C" void rebracket_backward_##isa(const Call*, const Gradients*, int64_t, int64_t); \
+    extern "C" void rebracket_carry_##isa(const Call*, const Gradients*, int64_t, int64_t);    \
+    extern "C" void rebracket_pieces_##isa(const Call*, const Gradients*, int64_t, int64_t);   \
     extern "C" void rebracket_convolution_forward_##isa(const Convolution*, int64_t, int64_t);  \
     extern "C" void rebracket_convolution_backward_##isa(const Convolution*, int64_t, int64_t); \
     extern "C" void rebracket_convolution_finish_##isa(const Convolution*, int64_t, int64_t);
@@ -37,7 +39,7 @@ struct Set {
     const char* name;
     bool runs;
     Kernel forward, step;
-    BackKernel backward;
+    BackKernel backward, carry, pieces;
     StripKernel convolve, convolve_back, convolve_finish;
 };
 
@@ -64,6 +66,8 @@ const Cpu cpu;
      rebracket_forward_##isa,                                                                   \
      rebracket_step_##isa,                                                                      \
      rebracket_backward_##isa,                                                                  \
+     rebracket_carry_##isa,                                                                     \
+     rebracket_pieces_##isa,                                                                    \
      rebracket_convolution_forward_##isa,                                                       \
      rebracket_convolution_backward_##isa,                                                      \
      rebracket_convolution_finish_##isa},
@@ -149,7 +153,12 @@ VISIBLE void rebracket_step(const void* kernels, const Call* call, Loop loop) {
 }
 
 VISIBLE void rebracket_backward(const void* kernels, const Call* call, const Gradients* gradients, Loop loop) {
-    spread({call, gradients, nullptr, static_cast<const Set*>(kernels)->backward}, call->N * call->H, 1, loop);
+    const Set& set = *static_cast<const Set*>(kernels);
+    if (!call->carries) return spread({call, gradients, nullptr, set.backward}, call->N * call->H, 1, loop);
+    spread({call, gradients, nullptr, set.carry}, call->N * call->H * call->slices, 1, loop);
+    Call whole = *call;
+    whole.slices = 1;
+    spread({&whole, gradients, nullptr, set.pieces}, call->first_segment[call->N] * call->H, 1, loop);
 }
 
 VISIBLE void rebracket_convolution_forward(const void* kernels, const Convolution* call, Loop loop) {

@@ -33,7 +33,8 @@ struct Flow : FlowBuffers {
         const Call& a = u.call;
         dS = arena.take(state_size(a)), dz = arena.take(u.Kp), dbonus = arena.take(u.Kp);
         auto stream = [&](const Rows& x, int64_t n) { return Stream(x, u.batch, u.h, a.H, 0, n); };
-        out = stream(g.out, a.V), q = stream(g.q, a.K), k = stream(g.k, a.K), v = stream(g.v, a.V);
+        auto columns = [&](const Rows& x) { return Stream(x, u.batch, u.h, a.H, u.v0, u.V); };
+        out = columns(g.out), q = stream(g.q, a.K), k = stream(g.k, a.K), v = columns(g.v);
         r = stream(g.r, a.K), beta = stream(g.beta, 1), log_decay = stream(g.log_decay, a.decay == PER_CHANNEL ? a.K : 1);
     }
     // Lets the gradients of writes [w, w + C) be asked for.

@@ -32,7 +32,8 @@ struct Call {
     float* memory_out;
     float* key_sum_out;
     float* entries;                // states kept for the backward pass [segments,H], each [K,V], then [K] if normalize; or null
-    const int64_t* first_segment;  // [N], of every sequence
+    const int64_t* first_segment;  // [N+1], of every sequence
+    float* carries;                // room for what flows back into every segment [segments,H,K,V]; or null
     int32_t* wrong;                // set to 1 when a log-decay is positive or NaN
 };
 
