@@ -310,7 +310,7 @@ void carry(const Call& a, const Gradients& g, int64_t index) {
     }
 }
 
-// One segment of one head; a sequence without segments only hands on what came.
+// One segment of one head.
 void piece(const Call& a, const Gradients& g, int64_t n, int64_t h, int64_t s) {
     arena.reserve(Segment::size(a) + unit_size(a) + head_size(a));
     Segment segment(a);
@@ -318,7 +318,6 @@ void piece(const Call& a, const Gradients& g, int64_t n, int64_t h, int64_t s) {
     Unit u(a, n * a.H + h, segment.chunks[0]);
     Flow f(g, u, buffers);
     fill(f.dS, state_size(a), 0);
-    fill(f.dz, u.Kp, 0);
     for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, carried(u, s) + d * a.V, a.V);
     const int64_t step = SEGMENT * C, w = begin(u) + s * step, last = end(u);
     restore(segment.chunks[0], u, s, segment.room);
