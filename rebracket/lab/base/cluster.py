@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from rebracket.lab.base.experiment import Result
-    from rebracket.lab.base.running import Job
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 def on_ray(jobs: Sequence[Job], measure: Callable[[Job], Result]) -> Iterator[tuple[Job, Result]]:
