@@ -93,6 +93,9 @@ class Case:
     mode: Mode
     dtype: torch.dtype = torch.float32
 
+    def __str__(self) -> str:
+        return f"{self.rule.title} {self.mode} {self.shape}"
+
     @property
     def operations(self) -> int:
         """The least there are, a multiply-add being 2: 4 D^2 a token and head, 6 D^2 when it erases.

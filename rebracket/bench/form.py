@@ -64,9 +64,16 @@ class Form:
         seen = max(self._seen[lane.kind], key=lambda seen: (seen.shape.D == now.D, seen.shape.T, seen.shape.heads))
         wider, longer = now.heads * now.D**2 / (seen.shape.heads * seen.shape.D**2), now.T / seen.shape.T
         seconds = seen.seconds * wider * longer ** lane.entrant.growth(lane.case)
-        if seconds > self.longest:
-            return f"about {round(seconds, 1 if seconds < 10 else None)} s a call, over {self.longest:g} s"
+        if objection := too_long(seconds, self.longest):
+            return objection
         nbytes, left = seen.nbytes * wider * longer, available_nbytes()
         if left is not None and nbytes > SHARE * left:
             return f"about {nbytes / 1e9:.0f} GB a call, and {left / 1e9:.0f} GB are left"
         return None
+
+
+def too_long(seconds: float, longest: float) -> str | None:
+    """Why a call that would take so many seconds had better not run, if so."""
+    if seconds <= longest:
+        return None
+    return f"about {round(seconds, 1 if seconds < 10 else None)} s a call, over {longest:g} s"

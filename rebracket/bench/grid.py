@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeVar, final
 
-from rebracket.bench.cases import Case, Mode, Rule, Shape
+from rebracket.bench.cases import Mode, Rule
 from rebracket.bench.clock import Timing
 from rebracket.bench.crossover import Line, crossover, lines, softmax_of
 from rebracket.bench.limits import PRODUCT, Limits
 from rebracket.bench.program import Outcome
-from rebracket.bench.race import Row
+from rebracket.bench.race import Entry, Raced, Row
 
 NONE = "–"
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
 TITLES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decode, one token"}
+
+C = TypeVar("C", bound=Raced)
 
 
 @final
@@ -35,7 +37,25 @@ def times(outcome: Outcome) -> Iterator[Grid]:
         for mode in outcome.program.modes:
             rows = [row for row in raced if row.case.mode == mode and row.threads == limits.threads]
             if rows:
-                yield Grid(f"{TITLES[mode]}, {threads(limits.threads)}", *table(rows, time_cell, [ratios]))
+                title = f"{TITLES[mode]}, {threads(limits.threads)}"
+                yield Grid(title, *table("rule", rows, rule_of, time_cell, [ratios]))
+
+
+def convolutions(outcome: Outcome) -> Iterator[Grid]:
+    """The short convolution: a grid for each thread count."""
+    for limits in outcome.limits:
+        rows = [row for row in outcome.convolutions if row.threads == limits.threads]
+        if rows:
+            title = f"Short convolution, {threads(limits.threads)}"
+            yield Grid(title, *table("mode", rows, mode_of, time_cell, [ratios]))
+
+
+def rule_of(row: Row) -> str:
+    return row.case.rule.title
+
+
+def mode_of(row: Entry[Raced]) -> str:
+    return TITLES[row.case.mode].lower()
 
 
 def memory(outcome: Outcome) -> Iterator[Grid]:
@@ -44,32 +64,34 @@ def memory(outcome: Outcome) -> Iterator[Grid]:
     for mode in ("forward", "train"):
         rows = [row for row in first if row.case.mode == mode]
         if rows:
-            yield Grid(f"Memory added, {TITLES[mode].lower()}", *table(rows, memory_cell, []))
+            yield Grid(f"Memory added, {TITLES[mode].lower()}", *table("rule", rows, rule_of, memory_cell, []))
 
 
 def table(
-    rows: Sequence[Row],
-    cell: Callable[[Row], str],
-    summaries: Sequence[Callable[[Sequence[Row], Sequence[Shape]], list[str]]],
+    kind: str,
+    rows: Sequence[Entry[C]],
+    group: Callable[[Entry[C]], str],
+    cell: Callable[[Entry[C]], str],
+    summaries: Sequence[Callable[[Sequence[Entry[C]], Sequence[str]], list[str]]],
 ) -> tuple[list[str], list[list[str]]]:
-    """Head and rows, a column for each shape: for each rule its entrants, then what sums them up."""
-    shapes = list(dict.fromkeys(row.case.shape for row in rows))
+    """Head and rows, a column for each shape: for each group, of some kind, its entrants, then what sums them up."""
+    shapes = list(dict.fromkeys(str(row.case.shape) for row in rows))
     body: list[list[str]] = []
-    for rule in dict.fromkeys(row.case.rule for row in rows):
-        mine = [row for row in rows if row.case.rule is rule]
-        lanes = [[name, *cells(mine, name, shapes, cell)] for name in dict.fromkeys(row.entrant for row in mine)]
+    for name in dict.fromkeys(map(group, rows)):
+        mine = [row for row in rows if group(row) == name]
+        lanes = [[x, *cells(mine, x, shapes, cell)] for x in dict.fromkeys(row.entrant for row in mine)]
         lanes += [summary(mine, shapes) for summary in summaries]
         told = [lane for lane in lanes if set(lane[1:]) != {NONE}]
-        body += [["" if place else rule.title, *lane] for place, lane in enumerate(told)]
-    return ["rule", "", *map(str, shapes)], body
+        body += [["" if place else name, *lane] for place, lane in enumerate(told)]
+    return [kind, "", *shapes], body
 
 
-def cells(rows: Sequence[Row], entrant: str, shapes: Sequence[Shape], cell: Callable[[Row], str]) -> list[str]:
-    by_shape = {row.case.shape: cell(row) for row in rows if row.entrant == entrant}
+def cells(rows: Sequence[Entry[C]], entrant: str, shapes: Sequence[str], cell: Callable[[Entry[C]], str]) -> list[str]:
+    by_shape = {str(row.case.shape): cell(row) for row in rows if row.entrant == entrant}
     return [by_shape.get(shape, NONE) for shape in shapes]
 
 
-def time_cell(row: Row) -> str:
+def time_cell(row: Entry[Raced]) -> str:
     """Median, spread, and how the machine's limit compares; or why there is none."""
     if row.timing is not None:
         return f"{seconds(row.timing.median)}{spread(row.timing)}{compared(row)}"
@@ -80,22 +102,22 @@ def spread(timing: Timing) -> str:
     return f" ±{100 * timing.spread:.0f}%" if len(timing.samples) > 1 else ""
 
 
-def compared(row: Row) -> str:
+def compared(row: Entry[Raced]) -> str:
     if row.fraction is None:
         return ""
     return f" {1 / row.fraction:.2f}x" if row.case.mode == "decode" else f" {row.fraction:.2f}"
 
 
-def memory_cell(row: Row) -> str:
+def memory_cell(row: Entry[Raced]) -> str:
     return NONE if row.nbytes is None else f"{row.nbytes / 1e6:,.1f} MB"
 
 
-def ratios(rows: Sequence[Row], shapes: Sequence[Shape]) -> list[str]:
+def ratios(rows: Sequence[Entry[Raced]], shapes: Sequence[str]) -> list[str]:
     """The time of the fastest peer over that of our fastest backend, at every shape."""
-    return ["fastest peer / ours", *(ratio([row for row in rows if row.case.shape == shape]) for shape in shapes)]
+    return ["fastest peer / ours", *(ratio([row for row in rows if str(row.case.shape) == shape]) for shape in shapes)]
 
 
-def ratio(rows: Sequence[Row]) -> str:
+def ratio(rows: Sequence[Entry[Raced]]) -> str:
     ours = [(x.timing.median, x.entrant) for x in rows if x.timing and x.status == "timed" and not x.is_peer]
     theirs = [(x.timing.median, x.entrant) for x in rows if x.timing and x.status == "timed" and x.is_peer]
     if not ours or not theirs:
@@ -139,14 +161,14 @@ def crossover_cell(found: Sequence[Line], rule: Rule, mode: Mode, count: int) ->
 
 def worst_errors(outcome: Outcome) -> Grid:
     """The largest error of each entrant in each mode."""
-    rows = [row for row in (*outcome.rows, *outcome.sweep) if row.error is not None]
+    rows = [row for row in outcome.every if row.error is not None]
     modes = list(dict.fromkeys(row.case.mode for row in rows))
     names = list(dict.fromkeys(row.entrant for row in rows))
     head = ["", *(TITLES[mode].lower() for mode in modes)]
     return Grid("Largest error", head, [[name, *(worst(rows, name, mode) for mode in modes)] for name in names])
 
 
-def worst(rows: Iterable[Row], name: str, mode: str) -> str:
+def worst(rows: Iterable[Entry[Raced]], name: str, mode: str) -> str:
     mine = (row for row in rows if row.entrant == name and row.case.mode == mode)
     errors = [row.error for row in mine if row.error is not None]
     return f"{max(errors):.1e}" if errors else NONE
@@ -155,15 +177,11 @@ def worst(rows: Iterable[Row], name: str, mode: str) -> str:
 def notes(outcome: Outcome) -> list[str]:
     """Why rows are missing, a line for each entrant and reason; of what was too large, the cell says enough."""
     kept: dict[tuple[str, str], list[str]] = {}
-    for row in (*outcome.rows, *outcome.sweep):
+    for row in outcome.every:
         if row.timing is None and row.status != "large":
             reason = row.reason if row.status == "refused" else f"{row.status}: {row.reason}"
-            kept.setdefault((row.entrant, reason), []).append(what(row.case))
+            kept.setdefault((row.entrant, reason), []).append(str(row.case))
     return [f"{entrant}: {reason} ({listed(cases)})" for (entrant, reason), cases in kept.items()]
-
-
-def what(case: Case) -> str:
-    return f"{case.rule.title} {case.mode} {case.shape}"
 
 
 def listed(cases: Sequence[str]) -> str:
@@ -172,7 +190,7 @@ def listed(cases: Sequence[str]) -> str:
 
 def others(outcome: Outcome) -> str:
     """How busy the machine was with something else."""
-    found = [row.others for row in outcome.rows if row.others is not None]
+    found = [row.others for row in (*outcome.rows, *outcome.convolutions) if row.others is not None]
     if not found:
         return "This system does not tell what other processes did meanwhile."
     mean = sum(found) / len(found)

@@ -9,13 +9,13 @@ from typing import final
 
 import torch
 
-from rebracket.bench import cases, limits, own, peers
+from rebracket.bench import cases, convolution, limits, own, peers
 from rebracket.bench.cases import LINEAR_RULES, SOFTMAX, Case, Mode, Rule, Shape
 from rebracket.bench.clock import Pace
 from rebracket.bench.entrant import Entrant
 from rebracket.bench.form import Form, Lane
 from rebracket.bench.limits import Limits
-from rebracket.bench.race import Row, grounds, race
+from rebracket.bench.race import Entry, Raced, Row, grounds, race
 
 SWEEP = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 QUICK_SWEEP = (64, 128)
@@ -36,6 +36,7 @@ class Program:
         dtype: of the inputs.
         peers: whether to race those of `rebracket.bench.peers` too.
         sweep: numbers of tokens at which the best backend races softmax, for the plot; empty for no plot.
+        convolutions: shapes of the short convolution, in the modes that they are for; empty for no race of it.
         rounds: most samples of each row.
         seconds: for everything; rounds are fewer where they would not fit.
         longest: seconds that one call may take; who would take longer does not run.
@@ -45,7 +46,7 @@ class Program:
         ValueError: no shape is for any of the modes.
 
     Example:
-        >>> Program(shapes=[Shape(1, 6, 2, 4)], modes=["decode"])
+        >>> Program(shapes=[Shape(1, 6, 2, 4)], modes=["decode"], convolutions=[])
         Traceback (most recent call last):
         ValueError: nothing to race: decode needs shapes with T = 1, ...
     """
@@ -57,13 +58,14 @@ class Program:
     dtype: torch.dtype = torch.float32
     peers: bool = False
     sweep: Sequence[int] = SWEEP
+    convolutions: Sequence[convolution.Shape] = convolution.SHAPES
     rounds: int = 15
     seconds: float = 300.0
     longest: float = 5.0
     quiet: float = 0.0
 
     def __post_init__(self) -> None:
-        if not any(self.meets()):
+        if not any(self.meets()) and not any(self.convolved()):
             raise ValueError("nothing to race: decode needs shapes with T = 1, such as 1x1x16x128, and the rest T > 1")
 
     def meets(self) -> Iterator[list[Lane]]:
@@ -85,15 +87,28 @@ class Program:
         """The lanes of the races that the plot shows: every rule and softmax at one T."""
         rules = [rule for rule in self.rules if rule is not SOFTMAX]
         over_time: list[Mode] = [mode for mode in self.modes if mode != "decode"]
-        for T in self.sweep:
+        for T in self.sweep if self.rules else ():
             for mode in over_time:
                 shape = Shape(SWEPT.B, T, SWEPT.H, SWEPT.D)
                 ours = [Lane(own.Ours("auto"), Case(rule, shape, mode, self.dtype)) for rule in rules]
                 yield [*ours, Lane(own.Softmax(), Case(SOFTMAX, shape, mode, self.dtype))]
 
+    def convolved(self) -> Iterator[convolution.Case]:
+        """The cases of the short convolution."""
+        for shape in self.convolutions:
+            for mode in self.modes:
+                if (mode == "decode") == (shape.T == 1):
+                    yield convolution.Case(shape, mode, self.dtype)
+
 
 FULL = Program()
-QUICK = Program(shapes=(*cases.QUICK_SHAPES, *cases.QUICK_DECODE_SHAPES), sweep=QUICK_SWEEP, rounds=3, seconds=10.0)
+QUICK = Program(
+    shapes=(*cases.QUICK_SHAPES, *cases.QUICK_DECODE_SHAPES),
+    sweep=QUICK_SWEEP,
+    convolutions=convolution.QUICK_SHAPES,
+    rounds=3,
+    seconds=10.0,
+)
 
 
 @final
@@ -106,9 +121,10 @@ class Outcome:
         limits: of the machine, for each thread count.
         rows: of its races.
         sweep: of the races for the plot.
+        convolutions: of the races of the short convolution.
 
     Example:
-        >>> Outcome(QUICK, limits=[], rows=[], sweep=[]).program.rounds
+        >>> Outcome(QUICK, limits=[], rows=[], sweep=[], convolutions=[]).program.rounds
         3
     """
 
@@ -116,6 +132,12 @@ class Outcome:
     limits: Sequence[Limits]
     rows: Sequence[Row]
     sweep: Sequence[Row]
+    convolutions: Sequence[convolution.Row]
+
+    @property
+    def every(self) -> tuple[Entry[Raced], ...]:
+        """All rows."""
+        return (*self.rows, *self.sweep, *self.convolutions)
 
 
 def run(program: Program, say: Callable[[str], None]) -> Outcome:
@@ -132,7 +154,8 @@ def run(program: Program, say: Callable[[str], None]) -> Outcome:
 
     Example:
         >>> rules = [rule for rule in LINEAR_RULES if rule.name == "linear"]
-        >>> program = Program(rules, [Shape(1, 6, 2, 4)], ["forward"], sweep=(), rounds=1, seconds=0)
+        >>> shapes, modes = [Shape(1, 6, 2, 4)], ["forward"]
+        >>> program = Program(rules, shapes, modes, sweep=(), convolutions=(), rounds=1, seconds=0)
         >>> {row.case.rule.name for row in run(program, say=str).rows}
         {'linear'}
     """
@@ -141,7 +164,9 @@ def run(program: Program, say: Callable[[str], None]) -> Outcome:
     form = Form(program.longest)
     rows = [row for lanes in program.meets() for row in meet(lanes, bounds, budget, form, say)]
     sweep = [row for lanes in program.sweeps() for row in meet(lanes, bounds, budget, form, say)]
-    return Outcome(program, bounds, rows, sweep)
+    known = convolution.Form(program.longest)
+    convolutions = [row for case in program.convolved() for row in convolve(case, bounds, budget, known, say)]
+    return Outcome(program, bounds, rows, sweep, convolutions)
 
 
 def meet(
@@ -155,6 +180,20 @@ def meet(
         yield from race(lanes, ground, bound, budget.pace(), form)
 
 
+def convolve(
+    case: convolution.Case,
+    bounds: Sequence[Limits],
+    budget: Budget,
+    form: convolution.Form,
+    say: Callable[[str], None],
+) -> Iterator[convolution.Row]:
+    """One case of the short convolution on every thread count."""
+    say(f"{convolution.TITLE}, {case.shape}, {case.mode}")
+    ground = convolution.Ground(case)
+    for bound in bounds:
+        yield from convolution.race(case, ground, bound, budget.pace(), form)
+
+
 @final
 class Budget:
     """Shares the time that is left among the races that are left."""
@@ -162,8 +201,8 @@ class Budget:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._ends = time.perf_counter() + program.seconds
-        meets = sum(1 for _ in program.meets()) + sum(1 for _ in program.sweeps())
-        self._left = (meets + 1) * len(program.threads)
+        races = (program.meets(), program.sweeps(), program.convolved())
+        self._left = (sum(1 for race in races for _ in race) + 1) * len(program.threads)
 
     def pace(self) -> Pace:
         """That of the next race: half of its share, the other half being for making ready and checking."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, final
+from typing import Generic, Literal, Protocol, TypeVar, final
 
-from rebracket.bench.cases import Case, Inputs, inputs
+import torch
+
+from rebracket.bench.cases import Case, Inputs, Mode, inputs
 from rebracket.bench.clock import Laps, Pace, Timing, laps, threads
 from rebracket.bench.entrant import Attempt, NotCoveredError
 from rebracket.bench.form import Form, Lane
 from rebracket.bench.limits import Limits, least, yardstick
 from rebracket.bench.memory import First, first
-from rebracket.bench.truth import LIMITS, Truth
+from rebracket.bench.truth import LIMITS, Results, Truth
 
 SLOW, BEHIND, SLOWEST = 0.5, 3.0, 2.0
 """A first call is the only one from so many seconds on if it took so many times the quickest, or in any case."""
@@ -21,10 +23,33 @@ SLOW, BEHIND, SLOWEST = 0.5, 3.0, 2.0
 Status = Literal["ready", "timed", "refused", "large", "failed", "wrong", "yardstick"]
 
 
+class Raced(Protocol):
+    """What every case has, be it of attention or of a convolution."""
+
+    @property
+    def shape(self) -> object: ...
+    @property
+    def mode(self) -> Mode: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class Known(Protocol):
+    """The exact results of a case."""
+
+    def errors(self, found: Results) -> Mapping[str, float]:
+        """How far each result is from what it must be, as a fraction of the largest."""
+        ...
+
+
+C = TypeVar("C", bound=Raced, covariant=True)
+Same = TypeVar("Same", bound=Raced)
+
+
 @final
 @dataclass(frozen=True)
-class Row:
-    """What came of a lane.
+class Entry(Generic[C]):
+    """What came of an entrant in a case.
 
     Args:
         entrant: its name.
@@ -42,7 +67,7 @@ class Row:
 
     entrant: str
     is_peer: bool
-    case: Case
+    case: C
     threads: int
     status: Status = "ready"
     reason: str = ""
@@ -56,6 +81,10 @@ class Row:
     def fraction(self) -> float | None:
         """How much of what the machine can do was reached: 1 is the limit."""
         return None if self.timing is None or self.least is None else self.least / self.timing.median
+
+
+Row = Entry[Case]
+"""What came of a lane."""
 
 
 @final
@@ -101,7 +130,7 @@ def race(
     with threads(limits.threads):
         started = settled([start(lane, ground[lane.case], limits.threads, form) for lane in lanes])
         rows = [row for row, _ in started]
-        rows = finish(rows, run(started, lanes[0].case, pace), limits)
+        rows = finish(rows, run(started, {"yardstick": yardstick(lanes[0].case)[1]}, pace), limits)
     for lane, row in zip(lanes, rows, strict=False):
         if row.timing is not None:
             form.note(lane, row.timing.median, row.nbytes or 0)
@@ -113,12 +142,24 @@ def start(lane: Lane, ground: Ground, count: int, form: Form) -> tuple[Row, Atte
     row = Row(lane.entrant.name, lane.entrant.is_peer, lane.case, count)
     if objection := form.objection(lane):
         return replace(row, status="large", reason=objection), None
+    return checked(
+        row,
+        lambda: lane.entrant.prepare(lane.case, ground.fresh(), count),
+        lambda: ground.truth,
+        loaded=form.knows(lane),
+    )
+
+
+def checked(
+    row: Entry[Same], prepare: Callable[[], Attempt], truth: Callable[[], Known], loaded: bool
+) -> tuple[Entry[Same], Attempt | None]:
+    """The row after a first call, and what to time; a call goes before it unless whatever it needs is loaded."""
     try:
-        if not form.knows(lane):  # the very first call of an entrant loads whatever it needs
-            lane.entrant.prepare(lane.case, ground.fresh(), count).run()
-        attempt, truth = lane.entrant.prepare(lane.case, ground.fresh(), count), ground.truth
+        if not loaded:
+            prepare().run()
+        attempt, known = prepare(), truth()
         made = first(attempt.run)
-        errors = truth.errors(attempt.results(made.made))
+        errors = known.errors(attempt.results(made.made))
     except NotCoveredError as refusal:
         return replace(row, status="refused", reason=str(refusal)), None
     except Exception as error:  # whatever somebody else's code does, the others run on
@@ -126,7 +167,7 @@ def start(lane: Lane, ground: Ground, count: int, form: Form) -> tuple[Row, Atte
     return judged(row, made, errors), attempt
 
 
-def judged(row: Row, made: First, errors: Mapping[str, float]) -> Row:
+def judged(row: Entry[Same], made: First, errors: Mapping[str, float]) -> Entry[Same]:
     """A row after its first call: wrong or ready."""
     name = max(errors, key=errors.__getitem__)
     worst = errors[name]
@@ -136,7 +177,7 @@ def judged(row: Row, made: First, errors: Mapping[str, float]) -> Row:
     return replace(row, timing=Timing((made.seconds,)), status="ready")
 
 
-def settled(started: Sequence[tuple[Row, Attempt | None]]) -> list[tuple[Row, Attempt | None]]:
+def settled(started: Sequence[tuple[Entry[Same], Attempt | None]]) -> list[tuple[Entry[Same], Attempt | None]]:
     """The same rows, those that one call is enough for being timed."""
     quickest = min((row.timing.median for row, _ in started if row.timing is not None), default=0.0)
     return [(replace(row, status="timed") if enough(row.timing, quickest) else row, x) for row, x in started]
@@ -148,12 +189,14 @@ def enough(timing: Timing | None, quickest: float) -> bool:
     return timing.median >= SLOWEST or (timing.median >= SLOW and timing.median > BEHIND * quickest)
 
 
-def run(started: Sequence[tuple[Row, Attempt | None]], case: Case, pace: Pace) -> Laps:
-    """Times the yardstick of a case and all that is ready, by their places."""
+def run(
+    started: Sequence[tuple[Entry[Raced], Attempt | None]], beside: Mapping[str, Callable[[], object]], pace: Pace
+) -> Laps:
+    """Times all that is ready, by their places, and in the same turns what is to be measured beside it."""
     ready = {str(place): x for place, x in enumerate(started) if x[0].status == "ready"}
     calls = {place: attempt.run for place, (_, attempt) in ready.items() if attempt is not None}
     took = {place: row.timing.median for place, (row, _) in ready.items() if row.timing is not None}
-    return laps({"yardstick": yardstick(case)[1], **calls}, pace, took)
+    return laps({**beside, **calls}, pace, took)
 
 
 def finish(rows: Sequence[Row], found: Laps, limits: Limits) -> list[Row]:
@@ -165,5 +208,5 @@ def finish(rows: Sequence[Row], found: Laps, limits: Limits) -> list[Row]:
     return [*(replace(row, least=least(row.case, limits, beside), others=found.others) for row in timed), stick]
 
 
-def timing(row: Row, found: Timing | None) -> Row:
+def timing(row: Entry[Same], found: Timing | None) -> Entry[Same]:
     return row if found is None else replace(row, timing=found, status="timed")

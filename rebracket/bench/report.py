@@ -16,7 +16,7 @@ from rebracket.bench import grid
 from rebracket.bench.grid import Grid
 from rebracket.bench.plot import picture
 from rebracket.bench.program import Outcome
-from rebracket.bench.race import Row
+from rebracket.bench.race import Entry, Raced
 from rebracket.ops.files import replacing
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ the bytes of inputs and output at the rate of a copy, where that takes longer. I
 one multiplication of the state by a number, in place. A time without a spread is that of the one call that was made,
 since it was long. What begins with "about" was not measured: it follows from a smaller shape and would have taken too
 long, or too much memory. Shapes are BxTxHxD.
+
+The short convolution has shapes BxTxD, a width of 4, SiLU and no bias. Its limit is x read and y written at the rate of
+a copy, and with the backward pass x and the gradient of y read and that of x written; one token has none. "torch
+conv1d" is what models in plain torch do: a group for each channel, a padded sequence that is cut, and SiLU.
 """
 """How to read a grid of times."""
 
@@ -76,15 +80,16 @@ def figures(outcome: Outcome, command: str) -> dict[str, Any]:
         "machine": machine(),
         "versions": versions(),
         "limits": [asdict(limits) for limits in outcome.limits],
-        "rows": list(map(plain, outcome.rows)),
-        "sweep": list(map(plain, outcome.sweep)),
+        "rows": [{"rule": row.case.rule.name} | plain(row) for row in outcome.rows],
+        "sweep": [{"rule": row.case.rule.name} | plain(row) for row in outcome.sweep],
+        "convolutions": list(map(plain, outcome.convolutions)),
     }
 
 
-def plain(row: Row) -> dict[str, Any]:
+def plain(row: Entry[Raced]) -> dict[str, Any]:
     """A row in plain values."""
     case = row.case
-    named = {"rule": case.rule.name, "shape": str(case.shape), "mode": case.mode, "dtype": str(case.dtype)[6:]}
+    named = {"shape": str(case.shape), "mode": case.mode, "dtype": str(case.dtype)[6:]}
     kept = {name: value for name, value in asdict(row).items() if name not in ("case", "timing")}
     timing = row.timing
     clock = {} if timing is None else {"seconds": timing.median, "low": timing.low, "high": timing.high}
@@ -103,7 +108,7 @@ def parts(outcome: Outcome, command: str, plot: str | None) -> Iterator[str]:
     yield INTRODUCTION.format(dtype=dtype, command=command, machine=machine(), others=grid.others(outcome))
     yield markdown(grid.machine_limits(outcome.limits))
     yield READING
-    yield from map(markdown, grid.times(outcome))
+    yield from map(markdown, (*grid.times(outcome), *grid.convolutions(outcome)))
     if (crossovers := grid.crossovers(outcome)) is not None:
         yield markdown(crossovers)
     if plot is not None:
@@ -141,6 +146,7 @@ def tables(outcome: Outcome) -> Iterator[Grid]:
     """All grids, in the order of the page."""
     yield grid.machine_limits(outcome.limits)
     yield from grid.times(outcome)
+    yield from grid.convolutions(outcome)
     crossovers = grid.crossovers(outcome)
     yield from () if crossovers is None else (crossovers,)
     yield from grid.memory(outcome)

@@ -23,9 +23,12 @@ def command(
     peers: Annotated[
         bool, typer.Option("--peers", help="Race what others have too, wherever it is installed.")
     ] = False,
-    rules: Annotated[str | None, typer.Option(metavar="LIST", help="Names by commas.  [default: all]")] = None,
+    rules: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Names by commas, convolution being one.  [default: all]")
+    ] = None,
     shapes: Annotated[
-        str | None, typer.Option(metavar="LIST", help="BxTxHxD by commas; those with T = 1 are for decode.")
+        str | None,
+        typer.Option(metavar="LIST", help="BxTxHxD by commas; those with T = 1 are for decode. No convolution then."),
     ] = None,
     modes: Annotated[str | None, typer.Option(metavar="LIST", help="Of forward,train,decode.  [default: all]")] = None,
     threads: Annotated[str | None, typer.Option(metavar="LIST", help="Thread counts by commas.  [default: 1]")] = None,
@@ -58,20 +61,23 @@ def command(
     if out is not None:
         report.write(outcome, out, shlex.join(["rebracket", *sys.argv[1:]]))
         sys.stdout.write(f"page: {out / report.PAGE}\n")
-    if any(row.status in ("wrong", "failed") and not row.is_peer for row in (*outcome.rows, *outcome.sweep)):
+    if any(row.status in ("wrong", "failed") and not row.is_peer for row in outcome.every):
         raise typer.Exit(FAULT)
 
 
 def lists(rules: str | None, shapes: str | None, modes: str | None, threads: str | None) -> dict[str, Any]:
-    """What was asked for of a program, parsed."""
-    from rebracket.bench import cases
+    """What was asked for of a program, parsed; shapes are those of attention, so with them no convolution is raced."""
+    from rebracket.bench import cases, convolution
 
     def parsed(text: str | None, parse: Callable[[str], object]) -> list[object] | None:
         return None if text is None else [parse(part.strip()) for part in text.split(",")]
 
+    named = parsed(rules, lambda name: of("rules", name, {**cases.RULES, convolution.NAME: convolution.NAME}))
+    convolves = shapes is None and (named is None or convolution.NAME in named)
     return given(
         {
-            "rules": parsed(rules, lambda name: of("rules", name, cases.RULES)),
+            "rules": None if named is None else [rule for rule in named if rule != convolution.NAME],
+            "convolutions": None if convolves else (),
             "shapes": parsed(shapes, cases.Shape.parse),
             "modes": parsed(modes, lambda name: of("modes", name, {mode: mode for mode in cases.MODES})),
             "threads": parsed(threads, count),

@@ -48,7 +48,7 @@ ROWS = [
     row("cpu", seconds=0.001, threads=2),
     row("cpu", shape=TOKEN, seconds=30e-6, least=20e-6, mode="decode"),
 ]
-OUTCOME = Outcome(PROGRAM, LIMITS, ROWS, [])
+OUTCOME = Outcome(PROGRAM, LIMITS, ROWS, [], [])
 
 
 def test_times():

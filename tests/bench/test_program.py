@@ -10,7 +10,10 @@ from rebracket.bench.program import FULL, QUICK, Budget, run
 from tests.bench.planted import Planted, slightly_off
 
 LONG, TOKEN = Shape(2, 6, 3, 4), Shape(2, 1, 3, 4)
-SMALL = replace(FULL, rules=[RULES["kda"], SOFTMAX], shapes=[LONG, TOKEN], sweep=(2, 4), rounds=1, seconds=0.0)
+RULE_AND_SOFTMAX = [RULES["kda"], SOFTMAX]
+SMALL = replace(
+    FULL, rules=RULE_AND_SOFTMAX, shapes=[LONG, TOKEN], sweep=(2, 4), convolutions=(), rounds=1, seconds=0.0
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +68,7 @@ def test_the_programs_have_everything_in_them(known):
     assert {case.rule for case in met} == {*LINEAR_RULES, SOFTMAX}
     assert {case.mode for case in met} == {"forward", "train", "decode"}
     assert known.sweep
+    assert {case.mode for case in known.convolved()} == {"forward", "train", "decode"}
 
 
 def test_it_runs_and_says_what(monkeypatch):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rebracket.bench import clock, limits, own, peers
+from rebracket.bench import clock, convolution, limits, own, peers
 from rebracket.cli import main
 from tests.bench.planted import FAULTS, Failing, Planted, Refusing
+from tests.bench.test_convolution import Wrong
 
 TINY = ("--shapes", "1x6x2x4,3x6x2x4,2x1x3x4", "--rules", "linear,kda,softmax", "--rounds", "1", "--seconds", "0")
 
@@ -64,6 +65,27 @@ def test_what_is_written(run):
     assert "Faster than softmax from T" in shown
 
 
+def test_the_convolution_is_among_the_rules_and_not_among_shapes_of_attention(run):
+    code, shown, _ = run("--quick", "--rules", "convolution", "--seconds", "0", "--out", "made")
+    assert code == 0
+    assert "Short convolution, 1 thread" in shown
+    assert "Forward, 1 thread" not in shown
+    assert len(cells(shown, "torch conv1d")) == 4  # its times in three modes and its largest error
+    figures = json.loads(Path("made/performance.json").read_text())
+    assert figures["rows"] == figures["sweep"] == []
+    assert {row["status"] for row in figures["convolutions"]} == {"timed"}
+    assert "Short convolution" not in run(*TINY, "--no-plot", "--modes", "decode")[1]
+    assert "Short convolution" not in run("--quick", "--rules", "kda", "--modes", "decode", "--seconds", "0")[1]
+
+
+def test_a_wrong_convolution_of_ours_is_an_exit_code(run, monkeypatch):
+    monkeypatch.setattr(convolution, "entrants", lambda: (Wrong(is_peer=False), convolution.Torch()))
+    code, shown, _ = run("--quick", "--rules", "convolution", "--modes", "forward", "--seconds", "0")
+    assert code == 1
+    assert "WRONG" in shown
+    assert "wrong: wrong: out is off by" in shown
+
+
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_wrong_peer_is_shown_and_not_timed(run, monkeypatch, fault):
     wrong = Planted("the wrong one", fault)
@@ -96,6 +118,7 @@ def test_a_wrong_result_of_ours_is_an_exit_code(run, monkeypatch):
         (["--threads", "1,0"], "--threads must be counts of at least 1, got '0'"),
         (["--dtype", "float8"], "--dtype must be of float32, bfloat16, got 'float8'"),
         (["--modes", "decode", "--shapes", "1x2x3x4"], "nothing to race: decode needs shapes with T = 1"),
+        (["--rules", "convolution", "--shapes", "1x2x3x4"], "nothing to race"),
     ],
 )
 def test_errors_are_one_line(run, arguments, said):
