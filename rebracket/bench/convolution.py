@@ -215,16 +215,24 @@ class Form:
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
-        self._seconds: dict[tuple[str, Mode], float] = {}
+        self._seconds: dict[tuple[object, ...], float] = {}
 
     def note(self, row: Row) -> None:
         """Remembers the seconds a number of x."""
         if row.timing is not None:
-            self._seconds[row.entrant, row.case.mode] = row.timing.median / row.case.shape.numbers
+            self._seconds[kind(row)] = row.timing.median / row.case.shape.numbers
+
+    def knows(self, row: Row) -> bool:
+        return kind(row) in self._seconds
 
     def objection(self, row: Row) -> str | None:
         """Why a row had better not run."""
-        return too_long(self._seconds.get((row.entrant, row.case.mode), 0.0) * row.case.shape.numbers, self._longest)
+        return too_long(self._seconds.get(kind(row), 0.0) * row.case.shape.numbers, self._longest)
+
+
+def kind(row: Row) -> tuple[object, ...]:
+    """What rows share that differ in nothing but shape."""
+    return row.entrant, row.case.mode, row.threads
 
 
 def race(case: Case, ground: Ground, limits: Limits, pace: Pace, form: Form) -> list[Row]:
@@ -245,8 +253,7 @@ def start(entrant: Entrant, case: Case, ground: Ground, count: int, form: Form) 
     row = Row(entrant.name, entrant.is_peer, case, count)
     if objection := form.objection(row):
         return replace(row, status="large", reason=objection), None
-    # Nothing has to be loaded that takes long beside a call which is the only one.
-    return checked(row, lambda: prepare(entrant, case, ground.x), lambda: ground, loaded=True)
+    return checked(row, lambda: prepare(entrant, case, ground.x), lambda: ground, loaded=form.knows(row))
 
 
 def finish(started: Sequence[tuple[Row, Attempt | None]], pace: Pace, limits: Limits) -> list[Row]:
