@@ -115,15 +115,15 @@ class StateSize(Experiment):
     question = "What is a larger state worth, in which layers is it best spent, and what does a decay add?"
     claim = (
         "In multi-query recall of 8 pairs accuracy grows with the state until it holds them all (gla, K = 2, 4, 16: "
-        "0.39, 0.75, 1.00). Of one K V, wide keys recall more than wide values (K = 16, V = 8: 0.94; K = 4, V = 32: "
-        "0.75), and of two feature maps over the same 4 channels the one with more features (Taylor 0.84, elu + 1 "
-        "0.28). Of the same bytes in several layers the first should get nearly all: in two layers, over six seeds, "
-        "0.91 early, 0.70 evenly, 0.58 late, where more training lets evenly come level; in four, 1.00, 0.16 and 0.07 "
-        "after twice the steps. A search over splits, judged on another seed than it was made on, finds nothing better "
-        "by more than 0.05, in four layers the early one. This on layers is not published to our knowledge: it is what "
-        "was found here. Where texts follow each other and keys return with other values, 4 channels with an "
-        "input-dependent decay recall 0.94, up to 16 without 0.57. A state 130 times as large makes reading 4 times "
-        "slower, and single steps of a small model by an eighth."
+        "0.39, 0.75, 1.00). Of one K V, few wide values recall less than more and narrower ones (K = 4, V = 32: 0.75; "
+        "K = 16, V = 8: 0.94), and of two feature maps over the same 4 channels the one with fewer features less "
+        "(Taylor 0.84, elu + 1 0.28). Of the same bytes in several layers the first should get nearly all: in two "
+        "layers, over six seeds, 0.91 early, 0.70 evenly, 0.58 late, where more training lets evenly come level; in "
+        "four, over ten seeds and twice the steps, 0.83, 0.33 and 0.34. A search over splits, judged on another seed "
+        "than it was made on, finds nothing better by more than 0.05. This on layers is not published to our "
+        "knowledge: it is what was found here. Where texts follow each other and keys return with other values, 4 "
+        "channels with an input-dependent decay recall 0.94, without it 0.56, and up to 16 without it 0.57. A state "
+        "130 times as large makes reading 4 times slower, and single steps of a small model by an eighth."
     )
 
     def grid(self, size: Size) -> list[Cell]:
@@ -158,21 +158,22 @@ class StateSize(Experiment):
         curves = [[r["accuracy"] for r in size if r.cell["mixer"] == mixer] for mixer in mixers(size)]
         map_, spent = named(of(results, "map"), "feature"), named(of(results, "layers"), "spent")
         nbytes = [r["bytes"] for r in of(results, "layers")]
-        wide = best(r for r in shape if int(r.cell["K"]) >= int(r.cell["V"]))
-        narrow = best(r for r in shape if int(r.cell["K"]) < int(r.cell["V"]))
-        decayed, not_decayed = (best(r for r in decay if r.cell["decays"] == x) for x in (1, 0))
+        fewest = min(shape, key=lambda r: int(r.cell["K"]))["accuracy"]
+        (decayed,) = (r["accuracy"] for r in decay if r.cell["decays"])
+        without = {int(r.cell["K"]): r["accuracy"] for r in decay if not r.cell["decays"]}
         (speed,) = of(results, "speed")
         return Verdict.of(
             [
                 Check("least gain from the smallest state to the largest", min(x[-1] - x[0] for x in curves), low=0.3),
                 Check("most that a larger state lost", max(map(loss, curves)), high=0.05),
-                Check("gain of K >= V over K < V at one K V", wide - narrow, low=0.03),
+                Check("gain of the best shape over the one with the fewest keys", best(shape) - fewest, low=0.03),
                 Check("gain of the Taylor map over elu + 1", map_["taylor2"] - map_["elu1"], low=0.2),
                 Check("bytes of a split, most over least", max(nbytes) / min(nbytes), high=1),
                 Check("gain of early over late", spent["early"] - spent["late"], low=0.03),
                 Check("gain of early over evenly", spent["early"] - spent["evenly"], low=0),
                 Check("gain of the search over the best of them", spent.pop(SEARCHED) - max(spent.values()), high=0.05),
-                Check("gain of a small state with decay over larger ones without", decayed - not_decayed, low=0.1),
+                Check("gain of the decay in a small state", decayed - without[SMALL], low=0.1),
+                Check("and over larger ones without it", decayed - max(without.values()), low=0),
                 Check("reading, fastest over slowest", slowdown(speed, "read"), 1.2, 20),
                 Check("steps, fastest over slowest", slowdown(speed, "step"), 1.0, 3),
             ]

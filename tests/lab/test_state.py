@@ -59,9 +59,9 @@ whole, parted = state.built, state.split
     ("part", "which", "fault", "what"),
     [
         ("size", {"K": 8}, {"keys": (1,)}, "least gain from the smallest state"),
-        ("shape", {"K": 8}, {"V": 2}, "gain of K >= V over K < V"),
+        ("shape", {"K": 8}, {"V": 2}, "gain of the best shape over the one with the fewest"),
         ("map", {"feature": "taylor2"}, {"feature": "elu1"}, "gain of the Taylor map"),
-        ("decay", {"decays": 1}, {"decays": False}, "gain of a small state with decay"),
+        ("decay", {"decays": 1}, {"decays": False}, "gain of the decay in a small state"),
     ],
 )
 def test_a_model_that_is_not_what_its_cell_says_refutes_it(monkeypatch, sound, part, which, fault, what):
