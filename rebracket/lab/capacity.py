@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -74,11 +74,12 @@ class Capacity(Experiment):
         "Unit random keys, one read-out: additive writing errs by (n - 1) / K, the delta rule in one pass by its "
         "recursion, which forgets the oldest first, and the least-squares state by max(0, 1 - K / n): exact up to "
         "n = K, where repeated delta passes lead. Under argmax the additive state keeps about K V / (2 ln n) pairs, "
-        "far beyond K, and beats one delta pass. Where a feature map makes the keys, of normal vectors of size 64, the "
-        "additive error is (n - 1) c^2 with c the root mean square cosine of two keys (within 5 %): all that the map "
-        "does to capacity. The pairs at an error of 1, 1 / c^2, are 64 under the identity, 2 under elu + 1, 9 under "
-        "relu, 5 under exp, 51 to 68 under DPFP and 420 under the Taylor map (c within 5 %): positive features lie in "
-        "one cone, unless there are many of them."
+        "far beyond K, and beats one delta pass, between 2 K and 4 K pairs by 0.3 and more whatever the size of the "
+        "state. Where a feature map makes the keys, of normal vectors of size 64, the additive error is (n - 1) c^2 "
+        "with c the root mean square cosine of two keys (within 5 %): all that the map does to capacity. The pairs "
+        "at an error of 1, 1 / c^2, are 64 under the identity, 2 under elu + 1, 9 under relu, 5 under exp, 51 to 68 "
+        "under DPFP and 420 under the Taylor map (c within 5 %): positive features lie in one cone, unless there are "
+        "many of them."
     )
 
     def grid(self, size: Size) -> list[Cell]:
@@ -105,7 +106,7 @@ class Capacity(Experiment):
     def verdict(self, results: Sequence[Result]) -> Verdict:
         plain, mapped = kinds(results)
         sizes = [(r, int(r.cell["K"]), int(r.cell["V"]), int(r.cell["n"])) for r in plain]
-        beyond = [r["additive accuracy"] - r["delta accuracy"] for r, K, _, n in sizes if n in (K, 2 * K, 4 * K)]
+        full, beyond = (least_gain(r for r, K, _, n in sizes if n in (a * K, b * K)) for a, b in ((1, 1), (2, 4)))
         within = [r["least squares error"] for r, K, _, n in sizes if n <= K]
         limits = [abs(r["least squares error"] - max(0.0, 1 - K / n)) for r, K, _, n in sizes]
         knees = [abs(r["additive accuracy"] - additive_accuracy(n, K, V)) for r, K, V, n in sizes]
@@ -118,7 +119,8 @@ class Capacity(Experiment):
                 Check("and up to n = K", max(within), high=1e-3),
                 Check("20 delta passes leave of one's error, n <= K", max(repeated), high=0.4),
                 Check("additive accuracy off its formula by", max(knees), high=0.1),
-                Check("least gain of additive over delta accuracy, n = K to 4 K", min(beyond), low=0.05),
+                Check("least gain of additive over delta accuracy, n = K", full, low=0),
+                Check("and n = 2 K to 4 K", beyond, low=0.3),
                 Check("rms cosine of a map's keys off the known one by", furthest(crossed(mapped)), high=0.05),
                 Check("and the mean cosine by", furthest_apart(mapped), high=0.01),
                 Check("error with a map's keys off (n - 1) times its square by", furthest(crowded(mapped)), high=0.05),
@@ -141,6 +143,10 @@ class Capacity(Experiment):
         held = {f"{r.cell['map']} ({r['features']:g})": 1 / r["rms cosine"] ** 2 for r in mapped}
         last.barh(list(held), list(held.values()), color=COLORS["additive"])
         last.set(xscale="log", xlabel="pairs at error 1", title="Keys made by a map")
+
+
+def least_gain(results: Iterable[Result]) -> float:
+    return min(r["additive accuracy"] - r["delta accuracy"] for r in results)
 
 
 @torch.no_grad()

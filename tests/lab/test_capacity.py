@@ -62,7 +62,7 @@ whole_taylor = Taylor2.features
 )
 def test_a_fault_in_a_map_refutes_it(monkeypatch, place, fault, what):
     only(monkeypatch, "elu1", "taylor2")
-    monkeypatch.setattr(capacity, "COUNTS", {"tiny": (32,)})
+    monkeypatch.setattr(capacity, "COUNTS", {"tiny": (32, 64)})
     monkeypatch.setattr(*place, fault)
     verdict = judged("capacity")
     assert not verdict.passed
