@@ -25,7 +25,7 @@ def next_channel(x: Inputs, y: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
     return y.roll(1, -1), tail
 
 
-def one_token_late(x: Inputs, y: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+def echoed(x: Inputs, y: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
     return y + 1e-3 * y.roll(1, 1) if y.shape[1] > 1 else y * 1.001, tail
 
 
@@ -94,10 +94,10 @@ def test_whoever_takes_part_is_right_and_timed(case, dtype):
     ("mode", "change", "name"),
     [
         ("forward", next_channel, "out"),
-        ("forward", one_token_late, "out"),
-        ("train", one_token_late, "grad"),
+        ("forward", echoed, "out"),
+        ("train", echoed, "grad"),
         ("train", without_gradient, "grad"),
-        ("decode", one_token_late, "out"),
+        ("decode", echoed, "out"),
         ("decode", old_tail, "tail"),
     ],
 )

@@ -132,7 +132,7 @@ void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
     for (int64_t i = 0; i < count; ++i) leave_back(units[i], g, flows[i]);
 }
 
-// Where there are more threads than heads, what flows back into every segment is found first, for slices of columns apart;
+// Where there are many threads for each head, what flows back into every segment is found first, for slices of columns apart;
 // then all segments can go at once. Both take the same steps as `run`, so the gradients are the same to the last bit.
 
 // The gradient that enters segment `segment` from behind.
