@@ -119,7 +119,7 @@ class Capacity(Experiment):
                 Check("and up to n = K", max(within), high=1e-3),
                 Check("20 delta passes leave of one's error, n <= K", max(repeated), high=0.4),
                 Check("additive accuracy off its formula by", max(knees), high=0.1),
-                Check("least gain of additive over delta accuracy, n = K", full, low=0),
+                Check("least gain of additive over delta accuracy, n = K", full, low=0.01),
                 Check("and n = 2 K to 4 K", beyond, low=0.3),
                 Check("rms cosine of a map's keys off the known one by", furthest(crossed(mapped)), high=0.05),
                 Check("and the mean cosine by", furthest_apart(mapped), high=0.01),
