@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "rebracket"
 ROOT = PACKAGE.name
 
 LAYERS = {
+    "base": 0,
     "ops": 1,
     "backends": 2,
     "features": 2,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from rebracket.base.resources import available_nbytes
 from rebracket.bench.cases import Case, Shape
 from rebracket.bench.entrant import Entrant
-from rebracket.bench.memory import available_nbytes
 
 SHARE = 0.6
 """Of the memory that is left, what one call may take."""

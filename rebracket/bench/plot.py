@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rebracket.base.files import replacing
 from rebracket.bench.cases import SOFTMAX
 from rebracket.bench.crossover import Line, crossover, lines, softmax_of
 from rebracket.bench.grid import TITLES
 from rebracket.bench.program import SWEPT, Outcome
-from rebracket.ops.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

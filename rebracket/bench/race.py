@@ -9,12 +9,12 @@ from typing import Generic, Literal, Protocol, TypeVar, final
 
 import torch
 
+from rebracket.base.resources import FirstCall, first_call
 from rebracket.bench.cases import Case, Inputs, Mode, inputs
 from rebracket.bench.clock import Laps, Pace, Timing, laps, threads
 from rebracket.bench.entrant import Attempt, NotCoveredError
 from rebracket.bench.form import Form, Lane
 from rebracket.bench.limits import Limits, least, yardstick
-from rebracket.bench.memory import First, first
 from rebracket.bench.truth import LIMITS, Results, Truth
 
 SLOW, BEHIND, SLOWEST = 0.5, 3.0, 2.0
@@ -158,7 +158,7 @@ def checked(
         if not loaded:
             prepare().run()
         attempt, known = prepare(), truth()
-        made = first(attempt.run)
+        made = first_call(attempt.run)
         errors = known.errors(attempt.results(made.made))
     except NotCoveredError as refusal:
         return replace(row, status="refused", reason=str(refusal)), None
@@ -167,7 +167,7 @@ def checked(
     return judged(row, made, errors), attempt
 
 
-def judged(row: Entry[Same], made: First, errors: Mapping[str, float]) -> Entry[Same]:
+def judged(row: Entry[Same], made: FirstCall, errors: Mapping[str, float]) -> Entry[Same]:
     """A row after its first call: wrong or ready."""
     name = max(errors, key=errors.__getitem__)
     worst = errors[name]

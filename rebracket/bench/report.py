@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rebracket.base.files import replacing
 from rebracket.bench import grid
 from rebracket.bench.grid import Grid
 from rebracket.bench.plot import picture
 from rebracket.bench.program import Outcome
 from rebracket.bench.race import Entry, Raced
-from rebracket.ops.files import replacing
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -282,7 +282,7 @@ class Meter:
         say(f"{held} after {sum(counts):,} tokens")
 
     def _report(self) -> None:
-        from rebracket.lm.resources import peak_nbytes
+        from rebracket.base.resources import peak_nbytes
 
         each = (self._now - self._reported) / self._every * 1000
         self._reported = self._now

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rebracket.base.random import WORD, splitmix
 from rebracket.data.tokens import TokenStream
 
 
@@ -161,13 +162,5 @@ def order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def mixed(seed: int, epoch: int, count: int) -> np.ndarray:
-    """[count] uint64 hashes; SplitMix64 (Steele et al. 2014), which no library version can change."""
-    key = splitmix(splitmix(np.array([seed], np.uint64)) + np.uint64(epoch))
-    return splitmix(key + np.arange(count, dtype=np.uint64))
-
-
-def splitmix(numbers: np.ndarray) -> np.ndarray:
-    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    """[count] uint64 hashes."""
+    return splitmix(splitmix((splitmix(seed) + epoch) & WORD) + np.arange(count, dtype=np.uint64))

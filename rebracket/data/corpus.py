@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from rebracket.base.files import replacing
 from rebracket.data.text import Document, hold_out, read
 from rebracket.data.tokens import TokenStream, token_stream
 from rebracket.lm.tokenizer import Tokenizer
-from rebracket.ops.files import replacing
 
 BYTES = "bytes"
 BPE = "bpe"

@@ -11,9 +11,9 @@ from typing import final
 
 import numpy as np
 
+from rebracket.base.files import replacing
 from rebracket.data.text import Document
 from rebracket.lm.tokenizer import Tokenizer
-from rebracket.ops.files import replacing
 
 VERSION = 1
 # Texts go to the tokenizer this many bytes at a time: enough for all cores, little beside the text itself.

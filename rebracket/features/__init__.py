@@ -1,17 +1,13 @@
 """Feature maps by name: the name of a file in this folder is the name of the map in it."""
 
-import importlib
-import inspect
-import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from rebracket.base.registry import Registry, nearest, options
 from rebracket.features.base import FeatureMap
-from rebracket.ops import folders
-from rebracket.ops.names import nearest
 
-NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
-NOT_MAPS = {"base"}
+NO_SETTINGS: Mapping[str, object] = MappingProxyType({})
+MAPS = Registry(__name__, "feature map", FeatureMap)
 
 
 def names() -> tuple[str, ...]:
@@ -21,10 +17,10 @@ def names() -> tuple[str, ...]:
         >>> "elu1" in names()
         True
     """
-    return tuple(name for name in folders.names(sys.modules[__name__]) if name not in NOT_MAPS)
+    return MAPS.names()
 
 
-def make(name: str, dim: int, options: Mapping[str, object] = NO_OPTIONS) -> FeatureMap:
+def make(name: str, dim: int, settings: Mapping[str, object] = NO_SETTINGS) -> FeatureMap:
     """Build a feature map by name.
 
     phi: R^dim -> R^dim_out
@@ -32,7 +28,7 @@ def make(name: str, dim: int, options: Mapping[str, object] = NO_OPTIONS) -> Fea
     Args:
         name: one of `names()`.
         dim: size of the vectors it will be given, >= 1.
-        options: the map's own settings by name, such as {"nu": 2} for "dpfp".
+        settings: the map's own settings by name, such as {"nu": 2} for "dpfp".
 
     Returns:
         The map, with `dim_out` and `positive` set.
@@ -46,11 +42,8 @@ def make(name: str, dim: int, options: Mapping[str, object] = NO_OPTIONS) -> Fea
         >>> make("dpfp", 4, {"nu": 2}).dim_out
         16
     """
-    if name not in names():
-        raise ValueError(f"name must be a feature map, got {name!r}{nearest(name, names())}")
-    build = folders.only(importlib.import_module(f"{__name__}.{name}"), FeatureMap)
-    known = [option for option in inspect.signature(build).parameters if option != "dim"]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"options: feature map {name!r} has no option {option!r}{nearest(option, known)}")
-    return build(dim, **options)
+    build = MAPS.load(name)
+    for option in settings:
+        if option not in options(build):
+            raise ValueError(f"options: feature map {name!r} has no option {option!r}{nearest(option, options(build))}")
+    return build(dim, **settings)

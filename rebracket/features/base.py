@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from rebracket.base.checks import whole
 from rebracket.ops.precision import at_least_float32, without_autocast
 
 
@@ -31,7 +32,7 @@ class FeatureMap(nn.Module, ABC):
     def __init__(self, dim_in: int, dim_out: int, *, positive: bool) -> None:
         super().__init__()
         for name, size in (("dim_in", dim_in), ("dim_out", dim_out)):
-            at_least_one(name, size)
+            whole(name, size)
         self.dim_in = dim_in
         self.dim_out = dim_out
         self.positive = positive
@@ -74,10 +75,3 @@ class FeatureMap(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"{self.dim_in} -> {self.dim_out}"
-
-
-def at_least_one(name: str, size: int) -> int:
-    """The size, or a ValueError that names it."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
-    return size

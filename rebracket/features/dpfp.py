@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rebracket.features.base import FeatureMap, at_least_one
+from rebracket.base.checks import whole
+from rebracket.features.base import FeatureMap
 
 
 @final
@@ -33,7 +34,7 @@ class Dpfp(FeatureMap):
     """
 
     def __init__(self, dim: int, *, nu: int = 1) -> None:
-        super().__init__(dim, 2 * dim * at_least_one("nu", nu), positive=True)
+        super().__init__(dim, 2 * dim * whole("nu", nu), positive=True)
         if nu >= 2 * dim:
             raise ValueError(f"nu must be below 2 dim = {2 * dim}, where rotations repeat, got {nu}")
         self.nu = nu

@@ -6,7 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.features.base import FeatureMap, at_least_one
+from rebracket.base.checks import whole
+from rebracket.features.base import FeatureMap
 
 
 @final
@@ -56,7 +57,7 @@ class Favor(FeatureMap):
         hyperbolic: bool = False,
         stabilized: bool = False,
     ) -> None:
-        samples = paper_samples(at_least_one("dim", dim)) if samples is None else at_least_one("samples", samples)
+        samples = paper_samples(whole("dim", dim)) if samples is None else whole("samples", samples)
         super().__init__(dim, 2 * samples if hyperbolic else samples, positive=True)
         self.seed = seed
         self.hyperbolic = hyperbolic

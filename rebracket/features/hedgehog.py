@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.features.base import FeatureMap, at_least_one
+from rebracket.base.checks import whole
+from rebracket.features.base import FeatureMap
 
 ACTIVATIONS = ("softmax", "exp")
 
@@ -40,7 +41,7 @@ class Hedgehog(FeatureMap):
     def __init__(
         self, dim: int, *, width: int | None = None, activation: Literal["softmax", "exp"] = "softmax"
     ) -> None:
-        width = dim if width is None else at_least_one("width", width)
+        width = dim if width is None else whole("width", width)
         super().__init__(dim, 2 * width, positive=True)
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")

@@ -5,7 +5,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.features.base import FeatureMap, at_least_one
+from rebracket.base.checks import whole
+from rebracket.features.base import FeatureMap
 
 
 @final
@@ -43,10 +44,10 @@ class Rff(FeatureMap):
     omega: Tensor
 
     def __init__(self, dim: int, *, samples: int | None = None, seed: int = 0) -> None:
-        samples = at_least_one("dim", dim) if samples is None else at_least_one("samples", samples)
+        samples = whole("dim", dim) if samples is None else whole("samples", samples)
         super().__init__(dim, 2 * samples, positive=False)
         self.seed = seed
-        self.register_buffer("omega", torch.empty(samples, at_least_one("dim", dim)))
+        self.register_buffer("omega", torch.empty(samples, whole("dim", dim)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

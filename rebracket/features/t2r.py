@@ -5,7 +5,8 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.features.base import FeatureMap, at_least_one
+from rebracket.base.checks import whole
+from rebracket.features.base import FeatureMap
 
 
 @final
@@ -27,7 +28,7 @@ class T2R(FeatureMap):
     """
 
     def __init__(self, dim: int, *, width: int | None = None) -> None:
-        width = dim if width is None else at_least_one("width", width)
+        width = dim if width is None else whole("width", width)
         super().__init__(dim, width, positive=True)
         self.projection = nn.Linear(dim, width)
 

@@ -1,13 +1,9 @@
 """Claims about linear attention as experiments: the name of a file in this folder is the name of the one in it."""
 
-import importlib
-import sys
-
+from rebracket.base.registry import Registry
 from rebracket.lab.base import Experiment
-from rebracket.ops import folders
-from rebracket.ops.names import nearest
 
-NOT_EXPERIMENTS = {"base"}
+EXPERIMENTS = Registry(__name__, "experiment", Experiment)
 
 
 def names() -> tuple[str, ...]:
@@ -17,7 +13,7 @@ def names() -> tuple[str, ...]:
         >>> "capacity" in names()
         True
     """
-    return tuple(name for name in folders.names(sys.modules[__name__]) if name not in NOT_EXPERIMENTS)
+    return EXPERIMENTS.names()
 
 
 def load(name: str) -> Experiment:
@@ -33,6 +29,4 @@ def load(name: str) -> Experiment:
         >>> load("capacity").name
         'capacity'
     """
-    if name not in names():
-        raise ValueError(f"experiment {name!r} is unknown{nearest(name, [*names(), 'all'])}")
-    return folders.only(importlib.import_module(f"{__name__}.{name}"), Experiment)()
+    return EXPERIMENTS.load(name)()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from rebracket.base.resources import first_call
 from rebracket.bench.crossover import crossover
-from rebracket.bench.memory import first
 from rebracket.lab.base import Cell, Check, Experiment, Result, Size, Verdict, generator
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.softmax import SoftmaxOutput, softmax_attention
@@ -168,7 +168,7 @@ def sample(call: Call, repeats: int) -> float:
 
 def added(call: Call) -> float:
     """The most bytes that a call adds to the process, outputs among them: the least of five calls."""
-    return float(min(first(call).nbytes for _ in range(5)))
+    return float(min(first_call(call).nbytes for _ in range(5)))
 
 
 def series(result: Result, way: Way, what: str) -> dict[int, float]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rebracket.base.files import read_tensors, write_tensors
+from rebracket.base.tensors import HeldTensors
 from rebracket.nn.cache import LayerCache
-from rebracket.ops.files import read_tensors, write_tensors
-from rebracket.ops.state import Rows
 
 KIND, VERSION = "rebracket.model_cache", 1
 MODEL = "model"
@@ -21,7 +21,7 @@ MODEL = "model"
 
 @final
 @dataclass(frozen=True, eq=False)
-class ModelCache:
+class ModelCache(HeldTensors):
     """The past of a whole model for N sequences, one layer's cache after another.
 
     Args:
@@ -41,39 +41,18 @@ class ModelCache:
         """N, the number of sequences."""
         return self.layers[0].rows
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    def fork(self) -> Self:
-        """A copy that goes its own way."""
-        return type(self)(tuple(layer.fork() for layer in self.layers))
-
-    def select(self, rows: Rows) -> Self:
-        """The caches of some sequences, in the given order; rows may repeat. A slice shares memory, other rows copy."""
-        return type(self)(tuple(layer.select(rows) for layer in self.layers))
-
     @classmethod
     def join(cls, caches: Iterable[Self]) -> Self:
         """The rows of several caches of one model in one.
 
         Keys and values of unlike length get zeros before the shorter ones, as `KeyValues` wants them.
         """
-        named = [cache.to_tensors() for cache in caches]
+        named = [cache.tensors() for cache in caches]
         return cls.from_tensors({name: stacked([tensors[name] for tensors in named]) for name in named[0]})
-
-    def to(self, target: torch.device | str | torch.dtype) -> Self:
-        """The cache on another device or in another dtype."""
-        return type(self)(tuple(layer.to(target) for layer in self.layers))
-
-    def to_tensors(self) -> dict[str, Tensor]:
-        """The tensors by name, each layer's behind its number."""
-        return {f"{i}.{name}": x for i, layer in enumerate(self.layers) for name, x in layer.to_tensors().items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The cache whose `to_tensors` these are.
+        """The cache whose `tensors` these are.
 
         Raises:
             ValueError: If the names are those of no cache.
@@ -83,7 +62,7 @@ class ModelCache:
 
     def save(self, path: str | PathLike[str], model_id: str) -> None:
         """Writes the cache to one file, whole or not at all, with the `model_id` of the model it belongs to."""
-        write_tensors(path, self.to_tensors(), KIND, VERSION, {MODEL: model_id})
+        write_tensors(path, self.tensors(), KIND, VERSION, {MODEL: model_id})
 
     @classmethod
     def load(cls, path: str | PathLike[str], model_id: str) -> Self:

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rebracket.base.files import read_tensors, write_tensors
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.lm.tokenizer import Tokenizer
-from rebracket.ops.files import read_tensors, write_tensors
 
 KIND, VERSION = "rebracket.model", 1
 FEW = 3

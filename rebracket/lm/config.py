@@ -10,9 +10,9 @@ from typing import Any, Self, final
 
 import torch
 
+from rebracket.base.registry import nearest
 from rebracket.nn import presets
 from rebracket.nn.mixer import MixerSize
-from rebracket.ops.names import nearest
 
 PATTERN_KEYS = ("depth", "pattern", "mixers")
 

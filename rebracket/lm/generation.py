@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, Self, final
 
 import torch
 
+from rebracket.base.files import read_tensors, write_tensors
+from rebracket.base.random import uniform
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import model_id
 from rebracket.lm.model import LanguageModel
 from rebracket.lm.prefill import PIECE, absorb, silent
-from rebracket.lm.sampling import Sampler, uniform
+from rebracket.lm.sampling import Sampler
 from rebracket.lm.stopping import cut
 from rebracket.lm.tokenizer import Tokenizer
-from rebracket.ops.files import read_tensors, write_tensors
 
 KIND, VERSION = "rebracket.texts", 1
 
@@ -253,7 +254,7 @@ class Generation:
             "settings": json.dumps(asdict(self.settings)),
             "rows": json.dumps([row.to_dict() for row in self._rows]),
         }
-        write_tensors(path, self.cache.to_tensors(), KIND, VERSION, about)
+        write_tensors(path, self.cache.tensors(), KIND, VERSION, about)
 
     @classmethod
     def load(cls, path: str | PathLike[str], model: LanguageModel, tokenizer: Tokenizer) -> Generation:

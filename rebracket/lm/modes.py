@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rebracket.base.resources import forget_peak, peak_nbytes, resident_nbytes
 from rebracket.lm.checkpoints import load_model
 from rebracket.lm.model import LanguageModel
-from rebracket.lm.resources import forget_peak, peak_nbytes, resident_nbytes
 
 Way = Literal["parallel", "chunk", "recurrent", "step"]
 WAYS: tuple[Way, ...] = get_args(Way)

@@ -10,8 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-WORD = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
+from rebracket.base.checks import number, whole
+from rebracket.base.random import WORD
 
 
 @final
@@ -52,14 +52,16 @@ class Sampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (is_number(self.temperature) and 0 <= self.temperature < math.inf):
+        if (
+            isinstance(self.temperature, bool)
+            or not isinstance(self.temperature, (int, float))
+            or not (0 <= self.temperature < math.inf)
+        ):
             raise ValueError(f"temperature must be a number of at least 0, got {self.temperature!r}")
-        if self.top_k is not None and not (is_whole(self.top_k) and self.top_k >= 1):
-            raise ValueError(f"top_k must be a whole number of at least 1 (None: all tokens), got {self.top_k!r}")
-        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p!r}")
-        if not (is_whole(self.seed) and 0 <= self.seed <= WORD):
-            raise ValueError(f"seed must be a whole number in [0, 2**64), got {self.seed!r}")
+        if self.top_k is not None:
+            whole("top_k", self.top_k)
+        number("top_p", self.top_p, 0, 1)
+        whole("seed", self.seed, 0, WORD)
 
     @property
     def draws(self) -> bool:
@@ -110,31 +112,3 @@ def refuse_broken(numbers: Tensor) -> None:
     """Raises if a number that the logits led to is none; NaN spreads to all of these."""
     if not bool(numbers.isfinite().all()):
         raise FloatingPointError("logits hold NaN or infinity: the model's weights or the state are damaged")
-
-
-def uniform(seed: int, place: int) -> float:
-    """The `place`-th number of the stream of a seed, in [0, 1), the same on every machine.
-
-    Source: SplitMix64, Steele et al. 2014.
-
-    Example:
-        >>> uniform(0, 0) == uniform(0, 0), uniform(0, 0) == uniform(0, 1), uniform(0, 0) == uniform(1, 0)
-        (True, False, False)
-    """
-    return (mixed(mixed(seed) + place * GOLDEN) >> 12) / (1 << 52)
-
-
-def mixed(number: int) -> int:
-    """A 64-bit number that depends on every bit of the given one."""
-    number = (number + GOLDEN) & WORD
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & WORD
-    return number ^ (number >> 31)
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    return is_whole(value) or isinstance(value, float)

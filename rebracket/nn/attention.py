@@ -197,7 +197,7 @@ class LinearAttention(Mixer):
         parts = {"tail": self.convolution is not None, "seen": self.counts}
         wrong = [name for name, needed in parts.items() if (getattr(cache, name) is not None) != needed]
         if wrong or not isinstance(cache.state, State):
-            held = ", ".join(cache.to_tensors())
+            held = ", ".join(cache.tensors())
             raise ValueError(f"cache must come from a layer like this one, it holds {held}: is it of another layer?")
         cache.refuse_rows(rows)
         return cache.state

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rebracket.nn.mixer import refuse_below_one
+from rebracket.base.checks import whole
 from rebracket.ops.precision import at_least_float32
 
 
@@ -40,8 +40,8 @@ class CosineWeights(nn.Module):
 
     def __init__(self, dim: int, horizon: int) -> None:
         super().__init__()
-        refuse_below_one("dim", dim)
-        refuse_below_one("horizon", horizon)
+        whole("dim", dim)
+        whole("horizon", horizon)
         self.dim, self.horizon, self.dim_out = dim, horizon, 2 * dim
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class SoftmaxAttention(Mixer):
 def own(cache: LayerCache, rows: int) -> KeyValues:
     """The keys and values of a cache that came from softmax attention and has as many rows as the call."""
     if not isinstance(cache.state, KeyValues):
-        held = ", ".join(cache.to_tensors())
+        held = ", ".join(cache.tensors())
         raise ValueError(f"cache must hold keys and values, it holds {held}: is it of another layer?")
     cache.refuse_rows(rows)
     return cache.state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rebracket.base.checks import truth
 from rebracket.ops import bidirectional, repetition, validate
 from rebracket.ops.backend import choose
 from rebracket.ops.plan import Plan, decide, plan
@@ -144,7 +145,7 @@ def step(
         return repeat(tensors, state)
     validate.check_write(write)
     validate.check_token(q, k, v, log_decay, state, write.entries)
-    validate.check_truth("inplace", inplace)
+    truth("inplace", inplace)
     token = validate.with_time_axis(q, k, v, log_decay, write)
     call = validate.recurrence(*token, bonus, normalize, scale, state, None)
     if inplace:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from rebracket.base.checks import truth
 from rebracket.ops import bidirectional
 from rebracket.ops.backend import Backend, choose, reasons
 from rebracket.ops.recurrence import Recurrence
-from rebracket.ops.validate import MODES, check_mode, check_truth
+from rebracket.ops.validate import MODES, check_mode
 
 
 @final
@@ -61,7 +62,7 @@ class Plan:
 def decide(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> tuple[Backend, str, int]:
     """The backend, mode and chunk of one call."""
     check_mode(mode, chunk)
-    check_truth("causal", causal)
+    truth("causal", causal)
     if not causal:
         bidirectional.check(call)
     mode, _ = choose_mode(call, mode, chunk, causal)

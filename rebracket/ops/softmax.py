@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from os import PathLike
-from typing import NamedTuple, Self, final
+from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rebracket.ops.files import read_tensors, write_tensors
+from rebracket.base.checks import truth, whole
+from rebracket.base.tensors import SavedTensors
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.precision import without_autocast
-from rebracket.ops.state import Rows
-from rebracket.ops.validate import check_packing, check_places, check_rank, check_truth
+from rebracket.ops.validate import check_packing, check_places, check_rank
 from rebracket.ops.write import Sizes
 
-KIND, VERSION = "rebracket.key_values", 1
 # Queries that share one mask: the mask is BLOCK x keys, whatever T is.
 BLOCK = 512
 SMALLEST_BLOCK = 64
@@ -26,7 +25,7 @@ SMALLEST_BLOCK = 64
 
 @final
 @dataclass(frozen=True, eq=False)
-class KeyValues:
+class KeyValues(SavedTensors):
     """The keys and values that softmax attention has seen, for N sequences of unlike lengths.
 
     Row n holds its last min(seen[n], L) tokens at the end; what stands before them is zero and is never read.
@@ -50,6 +49,9 @@ class KeyValues:
         >>> cache.select([1]).keys.shape
         torch.Size([1, 0, 3, 4])
     """
+
+    kind: ClassVar[str] = "rebracket.key_values"
+    version: ClassVar[int] = 1
 
     keys: Tensor
     values: Tensor
@@ -79,37 +81,11 @@ class KeyValues:
         values = torch.zeros(N, 0, Hv, V, dtype=dtype, device=device)
         return cls(keys, values, torch.zeros(N, dtype=torch.int64, device=device))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held; they grow with every token until a window is full."""
-        return sum(x.numel() * x.element_size() for x in self.tensors().values())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        return {"keys": self.keys, "values": self.values, "seen": self.seen}
-
-    def select(self, rows: Rows) -> Self:
-        """The caches of some sequences, in the given order; rows may repeat. A slice shares memory, other rows copy."""
-        index = rows if isinstance(rows, (slice, Tensor)) else torch.as_tensor(rows, dtype=torch.int64).to(self.device)
-        return type(self)(self.keys[index], self.values[index], self.seen[index])
-
-    def fork(self) -> Self:
-        """A copy that goes its own way."""
-        return type(self)(self.keys.clone(), self.values.clone(), self.seen.clone())
-
-    def to(self, target: torch.device | str | torch.dtype) -> Self:
-        """The cache on another device or in another dtype; counts stay whole numbers."""
-        seen = self.seen if isinstance(target, torch.dtype) else self.seen.to(target)
-        return type(self)(self.keys.to(target), self.values.to(target), seen)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the cache to a file, beside it and renamed, so that a crash leaves the old file whole."""
-        write_tensors(path, self.tensors(), KIND, VERSION, {})
-
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Self:
-        """Reads a cache that `save` wrote; a damaged or foreign file is a ValueError."""
-        tensors, _ = read_tensors(path, KIND, VERSION)
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The cache of these tensors by name."""
+        if tensors.keys() != {"keys", "values", "seen"}:
+            raise ValueError(f"expected keys, values and seen, found {sorted(tensors)}")
         return cls(tensors["keys"], tensors["values"], tensors["seen"])
 
     @property
@@ -178,7 +154,7 @@ def softmax_attention(
         True
     """
     sizes = measure(q, k, v)
-    check_truth("causal", causal)
+    truth("causal", causal)
     check_reach(causal, window, state)
     held = state.tensors() if isinstance(state, KeyValues) else {}
     check_places(q, {"k": k, "v": v, "cu_seqlens": cu_seqlens, **{f"state.{name}": x for name, x in held.items()}})
@@ -237,8 +213,8 @@ def measure(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
 
 
 def check_reach(causal: bool, window: int | None, state: KeyValues | None) -> None:
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        raise ValueError(f"window must be a whole number of tokens >= 1, or None for all, got {window!r}")
+    if window is not None:
+        whole("window", window)
     if not causal and (window is not None or state is not None):
         raise ValueError("causal=False sees the whole sequence in one call; leave out window and state")
 

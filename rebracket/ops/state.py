@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
-from typing import NamedTuple, Self, final
+from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
 
-from rebracket.ops.files import read_tensors, write_tensors
-
-KIND, VERSION = "rebracket.state", 1
-Rows = Tensor | slice | Sequence[int]
+from rebracket.base.tensors import SavedTensors
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class State:
+class State(SavedTensors):
     """The memory S of every sequence and head, and the sum of keys z that a normalizer needs.
 
     S_t = Diag(a_t) S_{t-1} + ...,   z_t = Diag(a_t) z_{t-1} + k_t
@@ -41,6 +37,9 @@ class State:
         torch.Size([1, 3, 4, 5])
     """
 
+    kind: ClassVar[str] = "rebracket.state"
+    version: ClassVar[int] = 1
+
     memory: Tensor
     key_sum: Tensor | None = None
 
@@ -60,48 +59,17 @@ class State:
         zeros = torch.zeros(N, H, K, V + key_sum, dtype=dtype, device=device)
         return cls(zeros[..., :V].contiguous(), zeros[..., V].contiguous() if key_sum else None)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, the same after one token and after a million."""
-        return sum(x.numel() * x.element_size() for x in self.tensors().values())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        return {"memory": self.memory} | ({} if self.key_sum is None else {"key_sum": self.key_sum})
-
-    def select(self, rows: Rows) -> Self:
-        """The states of some sequences, in the given order; rows may repeat. A slice shares memory, other rows copy."""
-        index = (
-            rows
-            if isinstance(rows, (slice, Tensor))
-            else torch.tensor(rows, dtype=torch.int64, device=self.memory.device)
-        )
-        return type(self)(self.memory[index], None if self.key_sum is None else self.key_sum[index])
-
-    def fork(self) -> Self:
-        """A copy that goes its own way."""
-        return type(self)(self.memory.clone(), None if self.key_sum is None else self.key_sum.clone())
-
     def overwrite(self, other: Self) -> Self:
         """This state with another one's numbers written into its tensors."""
         for mine, theirs in zip(self.tensors().values(), other.tensors().values(), strict=True):
             mine.copy_(theirs)
         return self
 
-    def to(self, target: torch.device | str | torch.dtype) -> Self:
-        """The state on another device or in another dtype."""
-        return type(self)(self.memory.to(target), None if self.key_sum is None else self.key_sum.to(target))
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the state to a file, beside it and renamed, so that a crash leaves the old file whole."""
-        write_tensors(path, self.tensors(), KIND, VERSION, {})
-
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Self:
-        """Reads a state that `save` wrote; a damaged or foreign file is a ValueError."""
-        tensors, _ = read_tensors(path, KIND, VERSION)
-        if "memory" not in tensors:
-            raise ValueError(f"{path}: expected a state with its memory, found {sorted(tensors)}")
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The state of these tensors by name."""
+        if not {"memory"} <= tensors.keys() <= {"memory", "key_sum"}:
+            raise ValueError(f"expected a state with its memory, found {sorted(tensors)}")
         return cls(tensors["memory"], tensors.get("key_sum"))
 
 

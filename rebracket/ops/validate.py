@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rebracket.base.checks import truth, whole
 from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import State
 from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
@@ -52,7 +53,7 @@ def recurrence(
 ) -> Recurrence:
     """The checked call as the canonical recurrence, its writes made by `lower`."""
     check_write(write)
-    check_truth("normalize", normalize)
+    truth("normalize", normalize)
     sizes = measure(q, k, v, write.entries)
     write.check(sizes)
     check_axes(log_decay, write, bonus, normalize, sizes)
@@ -106,11 +107,6 @@ def check_write(write: object) -> None:
         raise TypeError(f"write must be an instance: {write.__name__}(...), not the class {write.__name__}")
     if not isinstance(write, WriteRule):
         raise TypeError(f"write must be a write rule such as Additive() or Delta(beta), got {type(write).__name__}")
-
-
-def check_truth(name: str, x: object) -> None:
-    if not isinstance(x, bool):
-        raise TypeError(f"{name} must be True or False, got {x!r}")
 
 
 def check_places(first: Tensor, others: Mapping[str, object]) -> None:
@@ -258,8 +254,7 @@ def check_mode(mode: str, chunk: int | None) -> None:
         raise ValueError(f"mode must be one of auto, {', '.join(MODES)}, got {mode!r}")
     if chunk is None:
         return
-    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
-        raise ValueError(f"chunk must be an integer >= 1, got {chunk!r}")
+    whole("chunk", chunk)
     if mode in ("parallel", "recurrent"):
         raise ValueError(f"chunk is for mode 'chunk', got chunk={chunk} with mode={mode!r}; leave one of them out")
 

@@ -10,6 +10,8 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
+from rebracket.base.tensors import map_tensors, named_tensors
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +79,11 @@ class WriteRule(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name."""
-        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return named_tensors(self)
 
     def each_tensor(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A copy of the rule whose tensors went through `change`."""
-        return type(self)(**vars(self) | {name: change(x) for name, x in self.tensors().items()})
+        return map_tensors(self, lambda _, x: change(x))
 
 
 def check_shape(name: str, x: Tensor, sizes: Sizes, *allowed: str) -> None:

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from rebracket.ops.files import read_tensors, write_tensors
+from rebracket.base.files import read_tensors, write_tensors
 
 KIND = "checkpoint"
 VERSION = 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from rebracket.ops.files import replacing
+from rebracket.base.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

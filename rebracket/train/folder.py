@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from rebracket.ops.files import replacing
+from rebracket.base.files import replacing
 from rebracket.train.config import TrainConfig
 from rebracket.train.metrics import records
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from rebracket.ops.files import replacing
+from rebracket.base.files import replacing
 
 
 @final

@@ -84,8 +84,8 @@ def test_who_would_take_too_long_does_not_run(monkeypatch):
 )
 def test_one_call_is_enough_of_who_is_slow_and_far_behind(monkeypatch, seconds, samples):
     took = iter(seconds)
-    made = race.first
-    monkeypatch.setattr(race, "first", lambda call: replace(made(call), seconds=next(took)))
+    made = race.first_call
+    monkeypatch.setattr(race, "first_call", lambda call: replace(made(call), seconds=next(took)))
     rows = run(Case(RULES["kda"], LONG, "forward"), Planted("a"), Planted("b"))[:2]
     assert tuple(len(row.timing.samples) for row in rows if row.timing is not None) == samples
     assert all(row.status == "timed" for row in rows)

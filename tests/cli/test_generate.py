@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rebracket.base.files import read_tensors
 from rebracket.cli import main
 from rebracket.cli.generate import Meter
 from rebracket.lm import load_model
-from rebracket.ops.files import read_tensors
 from tests.lm.writers import saved
 from tests.nn.tiny import assert_same
 

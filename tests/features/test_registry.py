@@ -21,7 +21,7 @@ def test_the_map_made_is_the_one_in_its_file():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'taylor', did you mean 'taylor2'\?; known are dpfp, elu1"):
+    with pytest.raises(ValueError, match=r"'taylor' is unknown, did you mean 'taylor2'\?; known are dpfp, elu1"):
         features.make("taylor", 4)
     with pytest.raises(ValueError, match="'base'"):
         features.make("base", 4)

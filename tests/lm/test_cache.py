@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rebracket.base.files import write_tensors
 from rebracket.lm import ModelCache, model_id
 from rebracket.nn import LayerCache
-from rebracket.ops.files import write_tensors
 from rebracket.ops.state import State
 from tests.lm.tiny import B, language_model, text
 from tests.nn.tiny import assert_same
@@ -20,7 +20,7 @@ def cache() -> ModelCache:
 
 def test_save_and_load_are_exact(cache: ModelCache, tmp_path: Path):
     cache.save(tmp_path / "x", "abc")
-    assert_same(ModelCache.load(tmp_path / "x", "abc").to_tensors(), cache.to_tensors(), 0, 0)
+    assert_same(ModelCache.load(tmp_path / "x", "abc").tensors(), cache.tensors(), 0, 0)
 
 
 def test_the_past_of_another_model_is_refused_by_both_names(cache: ModelCache, tmp_path: Path):
@@ -42,25 +42,25 @@ def test_a_changed_weight_makes_another_model(tmp_path: Path):
 def test_every_layer_is_chosen_from(cache: ModelCache):
     chosen = cache.select([2, 0])
     assert chosen.rows == 2
-    assert_same(chosen.to_tensors(), {name: x[[2, 0]] for name, x in cache.to_tensors().items()}, 0, 0)
+    assert_same(chosen.tensors(), {name: x[[2, 0]] for name, x in cache.tensors().items()}, 0, 0)
 
 
 def test_a_fork_shares_nothing(cache: ModelCache):
-    before = {name: x.clone() for name, x in cache.to_tensors().items()}
-    for x in cache.fork().to_tensors().values():
+    before = {name: x.clone() for name, x in cache.tensors().items()}
+    for x in cache.fork().tensors().values():
         x.detach().add_(1)
-    assert_same(cache.to_tensors(), before, 0, 0)
+    assert_same(cache.tensors(), before, 0, 0)
 
 
 def test_bytes_and_devices(cache: ModelCache):
-    assert cache.nbytes == sum(x.nbytes for x in cache.to_tensors().values())
-    assert all(x.is_meta for x in cache.to("meta").to_tensors().values())
+    assert cache.nbytes == sum(x.nbytes for x in cache.tensors().values())
+    assert all(x.is_meta for x in cache.to("meta").tensors().values())
 
 
 def test_more_than_nine_layers_keep_their_order():
     layers = tuple(LayerCache(State(torch.full((1, 1, 1, 1), float(i)))) for i in range(12))
-    back = ModelCache.from_tensors(ModelCache(layers).to_tensors())
-    assert [layer.to_tensors()["state.memory"].item() for layer in back.layers] == list(range(12))
+    back = ModelCache.from_tensors(ModelCache(layers).tensors())
+    assert [layer.tensors()["state.memory"].item() for layer in back.layers] == list(range(12))
 
 
 def test_damaged_and_foreign_files_are_refused(cache: ModelCache, tmp_path: Path):

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rebracket.base.files import read_tensors, write_tensors
+from rebracket.base.random import uniform
 from rebracket.lm import LanguageModel, Tokenizer
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.generation import Generation, Piece, Row, Settings, refuse_replacing
-from rebracket.lm.sampling import Sampler, uniform
-from rebracket.ops.files import read_tensors, write_tensors
+from rebracket.lm.sampling import Sampler
 from tests.lm.writers import BYTES, LAYERS, writer
 from tests.nn.tiny import assert_same
 
@@ -97,7 +98,7 @@ def test_going_on_from_a_file_is_never_having_stopped(name: str, after: int, tmp
     resumed = Generation.load(tmp_path / "state", model, BYTES)
     assert first + pieces(resumed, 30 - after) == unbroken
     assert resumed.rows == whole.rows
-    assert_same(resumed.cache.to_tensors(), whole.cache.to_tensors(), 0, 0)
+    assert_same(resumed.cache.tensors(), whole.cache.tensors(), 0, 0)
 
 
 LONG = 30
@@ -159,7 +160,7 @@ def test_texts_that_ended_stay_so_in_a_file(name: str, after: int, tmp_path: Pat
     resumed = Generation.load(tmp_path / "state", model, BYTES)
     assert sorted(first + pieces(resumed, LONG - after)) == sorted(unbroken)
     assert resumed.rows == texts.rows
-    assert_same(resumed.cache.to_tensors(), texts.cache.to_tensors(), 0, 0)
+    assert_same(resumed.cache.tensors(), texts.cache.tensors(), 0, 0)
 
 
 def test_a_stop_string_is_never_shown_and_what_may_begin_one_is_held():
@@ -262,9 +263,9 @@ def test_settings_change_and_a_new_seed_begins_anew():
     assert kept.rows == texts.rows
     drawn = texts.with_settings(Settings(Sampler(seed=9)))
     assert (drawn.rows[0].seed, drawn.rows[0].drawn, drawn.rows[0].read) == (9, 0, texts.rows[0].read)
-    before = {name: x.clone() for name, x in texts.cache.to_tensors().items()}
+    before = {name: x.clone() for name, x in texts.cache.tensors().items()}
     pieces(kept, 3)
-    assert_same(texts.cache.to_tensors(), before, 0, 0)
+    assert_same(texts.cache.tensors(), before, 0, 0)
 
 
 def test_nothing_piles_up():

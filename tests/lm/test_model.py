@@ -18,7 +18,7 @@ every_model = pytest.mark.parametrize("name", CONFIGS)
 
 def results(output: tuple[Tensor, ModelCache]) -> dict[str, Tensor]:
     logits, cache = output
-    return {"logits": logits, **cache.to_tensors()}
+    return {"logits": logits, **cache.tensors()}
 
 
 @pytest.mark.parametrize("name", ["gla", "mixed"])
@@ -112,13 +112,13 @@ def test_the_past_does_not_know_the_future(name: str):
 def test_forks_go_their_own_ways(name: str):
     model, tokens = language_model(name), text()
     _, cache = model(tokens)
-    kept = {key: x.clone() for key, x in cache.to_tensors().items()}
+    kept = {key: x.clone() for key, x in cache.tensors().items()}
     wanted = model(tokens[:, :3], cache=cache).logits
     branch = cache.fork()
     for t in range(3):
         logits, branch = model.step(tokens[:, t], branch, inplace=True)
         torch.testing.assert_close(logits, wanted[:, t], rtol=1e-9, atol=1e-9)
-    assert_same(cache.to_tensors(), kept, 0, 0)
+    assert_same(cache.tensors(), kept, 0, 0)
 
 
 @every_model
@@ -307,6 +307,6 @@ def test_int32_tokens_are_the_same():
 
 
 def test_sizes_differ_from_layer_to_layer():
-    shapes = [x.shape for name, x in language_model("mixed").empty_cache(1).to_tensors().items() if "memory" in name]
+    shapes = [x.shape for name, x in language_model("mixed").empty_cache(1).tensors().items() if "memory" in name]
     assert shapes == [(1, 4, 6, 5), (1, 1, 3, 7), (1, 2, 8, 4)]
     assert SIZES["key_dim"] != SIZES["value_dim"]

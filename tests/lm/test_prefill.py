@@ -24,8 +24,8 @@ def test_rows_are_as_if_read_alone(name: str, piece: int):
         (logits, _), (wanted, _) = (model.step(torch.tensor([1]), cache) for cache in (together.select([row]), alone))
         torch.testing.assert_close(logits, wanted, rtol=1e-9, atol=1e-9)
         for mine, theirs in zip(together.select([row]).layers, alone.layers, strict=True):
-            if "state.keys" not in theirs.to_tensors():
-                assert_same(mine.to_tensors(), theirs.to_tensors())
+            if "state.keys" not in theirs.tensors():
+                assert_same(mine.tensors(), theirs.tensors())
 
 
 def test_no_call_is_longer_than_a_piece(monkeypatch: pytest.MonkeyPatch):

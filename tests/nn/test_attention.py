@@ -40,7 +40,7 @@ def test_a_delta_rule_has_no_normalizer():
 @pytest.mark.parametrize(("name", "lost"), [("gated_deltanet", "tail"), ("retnet", "seen")])
 def test_a_cache_that_lacks_a_part_is_refused(name: str, lost: str):
     layer, other = mixer(name), mixer("gla")
-    parts = layer.empty_cache(B).to_tensors()
+    parts = layer.empty_cache(B).tensors()
     del parts[lost]
     with pytest.raises(ValueError, match=r"cache must come from a layer like this one, it holds state\.memory"):
         layer(tokens(), cache=LayerCache.from_tensors(parts))
@@ -75,13 +75,13 @@ def test_parts_combine(name: str, decay: str | None, delta: bool, convolution: i
     last, past = layer.step(x[:, -1], past)
     assert y.isfinite().all()
     torch.testing.assert_close(torch.cat([head, rest, last[:, None]], 1), y, rtol=1e-9, atol=1e-9)
-    assert_same(past.to_tensors(), cache.to_tensors())
+    assert_same(past.tensors(), cache.tensors())
 
 
 def test_the_state_is_as_wide_as_the_features():
     layer = LinearAttention(SIZE, feature=features.make("taylor2", SIZE.key_dim), normalize=True)
     _, cache = layer(tokens(dtype=torch.float32))
-    assert cache.to_tensors()["state.memory"].shape == (B, SIZE.heads, 28, SIZE.value_dim)
+    assert cache.tensors()["state.memory"].shape == (B, SIZE.heads, 28, SIZE.value_dim)
     assert cache.nbytes == B * layer.state_nbytes(11)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rebracket import State
+from rebracket.base.files import write_tensors
 from rebracket.nn import LayerCache
-from rebracket.ops.files import write_tensors
 from rebracket.ops.softmax import KeyValues
 from tests.nn.tiny import assert_same
 
@@ -34,7 +34,7 @@ def test_save_and_load_are_exact(cache: LayerCache, tmp_path: Path):
     cache.save(tmp_path / "x")
     loaded = LayerCache.load(tmp_path / "x")
     assert type(loaded.state) is type(cache.state)
-    assert_same(loaded.to_tensors(), cache.to_tensors(), 0, 0)
+    assert_same(loaded.tensors(), cache.tensors(), 0, 0)
 
 
 @pytest.mark.parametrize("cache", caches())
@@ -42,30 +42,30 @@ def test_every_tensor_is_chosen_from(cache: LayerCache):
     for rows, index in (([2, 0], [2, 0]), (slice(1, 3), [1, 2]), (torch.tensor([1, 1]), [1, 1])):
         chosen = cache.select(rows)
         assert chosen.rows == 2
-        assert_same(chosen.to_tensors(), {name: x[index] for name, x in cache.to_tensors().items()}, 0, 0)
+        assert_same(chosen.tensors(), {name: x[index] for name, x in cache.tensors().items()}, 0, 0)
 
 
 @pytest.mark.parametrize("cache", caches())
 def test_a_fork_shares_nothing(cache: LayerCache):
     fork = cache.fork()
-    before = {name: x.clone() for name, x in cache.to_tensors().items()}
-    assert_same(fork.to_tensors(), before, 0, 0)
-    for x in fork.to_tensors().values():
+    before = {name: x.clone() for name, x in cache.tensors().items()}
+    assert_same(fork.tensors(), before, 0, 0)
+    for x in fork.tensors().values():
         x.add_(1)
-    assert_same(cache.to_tensors(), before, 0, 0)
+    assert_same(cache.tensors(), before, 0, 0)
 
 
 @pytest.mark.parametrize("cache", caches())
 def test_counts_keep_their_dtype(cache: LayerCache):
-    for name, x in cache.to(torch.float64).to_tensors().items():
+    for name, x in cache.to(torch.float64).tensors().items():
         assert x.dtype == (torch.int64 if "seen" in name else torch.float64)
-    assert all(x.is_meta for x in cache.to("meta").to_tensors().values())
+    assert all(x.is_meta for x in cache.to("meta").tensors().values())
 
 
 @pytest.mark.parametrize("cache", caches())
 def test_bytes_are_counted(cache: LayerCache):
     assert cache.rows == N
-    assert cache.nbytes == sum(x.nbytes for x in cache.to_tensors().values())
+    assert cache.nbytes == sum(x.nbytes for x in cache.tensors().values())
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path):

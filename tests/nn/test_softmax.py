@@ -21,7 +21,7 @@ def test_a_window_moves_across_pieces(cuts: list[int]):
 def test_positions_are_distances():
     layer, x = mixer("softmax"), tokens(1)
     later = layer.empty_cache(1)
-    later.to_tensors()["state.seen"].fill_(0)
+    later.tensors()["state.seen"].fill_(0)
     turned = mixer("softmax", dataclasses.replace(SIZE, rotary_base=50.0))
     assert not torch.allclose(turned(x)[0], layer(x)[0])
 

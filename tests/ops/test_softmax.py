@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rebracket.base.files import write_tensors
 from rebracket.ops import softmax
-from rebracket.ops.files import write_tensors
 from rebracket.ops.softmax import KeyValues, softmax_attention
 
 B, H, K, V = 2, 6, 4, 5

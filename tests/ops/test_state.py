@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import rebracket as rb
+from rebracket.base.files import write_tensors
 from rebracket.ops import state as module
-from rebracket.ops.files import write_tensors
-from rebracket.ops.state import KIND, VERSION
 
 N, H, K, V, T = 2, 3, 4, 5, 11
 
@@ -163,9 +162,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path):
 def test_files_of_another_kind_or_version_or_without_memory_are_refused(tmp_path: Path):
     tensors = rb.State.zeros(N, H, K, V).tensors()
     for kind, version, content, word in (
-        ("rebracket.other", VERSION, tensors, "rebracket.other"),
-        (KIND, VERSION + 1, tensors, "version"),
-        (KIND, VERSION, {"key_sum": torch.zeros(1)}, "key_sum"),
+        ("rebracket.other", rb.State.version, tensors, "rebracket.other"),
+        (rb.State.kind, rb.State.version + 1, tensors, "version"),
+        (rb.State.kind, rb.State.version, {"key_sum": torch.zeros(1)}, "key_sum"),
     ):
         write_tensors(tmp_path / "x", content, kind, version, {})
         with pytest.raises(ValueError, match=word):

@@ -93,8 +93,8 @@ VALUES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "normalizer beside erasing": ({"normalize": True, "write": rb.Delta(0.5)}, ("normalize", "Delta", "Additive()")),
     "no sum of keys": ({"normalize": True, "state": rb.State.zeros(B, H, K, V)}, ("state must hold key_sum",)),
     "unknown mode": ({"mode": "fast"}, ("mode must be one of auto, parallel, chunk, recurrent", "'fast'")),
-    "chunk of no token": ({"chunk": 0}, ("chunk must be an integer >= 1", "0")),
-    "chunk of half tokens": ({"chunk": 2.5}, ("chunk must be an integer >= 1", "2.5")),
+    "chunk of no token": ({"chunk": 0}, ("chunk must be a whole number of at least 1", "0")),
+    "chunk of half tokens": ({"chunk": 2.5}, ("chunk must be a whole number of at least 1", "2.5")),
     "chunk in parallel mode": (
         {"chunk": 4, "mode": "parallel"},
         ("chunk is for mode 'chunk'", "leave one of them out"),
@@ -192,7 +192,7 @@ def test_wrong_offsets_are_refused(offsets: list[int], words: tuple[str, ...]):
 
 @pytest.mark.parametrize("writes", [0, -1, 1.5, True, "2"])
 def test_a_wrong_number_of_writes_is_refused(writes: Any):
-    with pytest.raises(ValueError, match="writes must be an integer >= 1"):
+    with pytest.raises(ValueError, match="writes must be a whole number of at least 1"):
         rb.DeltaProduct(0.5, writes)
 
 

@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import final
 
+from rebracket.base.files import replacing
 from rebracket.lab.base.experiment import Experiment, Result, mean_over_seeds, spread_over_seeds
 from rebracket.lab.base.record import Record
 from rebracket.lab.base.verdict import Verdict
-from rebracket.ops.files import replacing
 
 TITLE = "Rebracket: the lab"
 STYLE = """\

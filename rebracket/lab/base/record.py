@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import final
 
 import rebracket
+from rebracket.base.files import replacing
 from rebracket.bench.report import machine, versions
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
-from rebracket.ops.files import replacing
 
 KIND = "rebracket lab"
 FORMAT = 1

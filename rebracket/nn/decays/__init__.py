@@ -3,13 +3,14 @@
 A file holds one final subclass of `Decay` and `build(size)`, which makes it for the sizes of a layer.
 """
 
-import sys
 from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from rebracket.base.registry import Registry
 from rebracket.nn.mixer import MixerSize
-from rebracket.ops import folders
+
+DECAYS = Registry(__name__, "decay", "build")
 
 
 class Decay(nn.Module, ABC):
@@ -48,7 +49,7 @@ def names() -> tuple[str, ...]:
         >>> "retnet" in names()
         True
     """
-    return folders.names(sys.modules[__name__])
+    return DECAYS.names()
 
 
 def make(name: str, size: MixerSize) -> Decay:
@@ -67,4 +68,4 @@ def make(name: str, size: MixerSize) -> Decay:
         >>> make("gla", size)(torch.ones(1, 6, 8)).shape
         torch.Size([1, 6, 2, 3])
     """
-    return folders.load(sys.modules[__name__], name, "decay").build(size)
+    return DECAYS.load(name)(size)

@@ -3,10 +3,10 @@
 A file holds `OPTIONS`, the choices of `MixerSize` that the architecture leaves open, and `build(size)`.
 """
 
-import sys
-
+from rebracket.base.registry import Registry
 from rebracket.nn.mixer import Mixer, MixerSize
-from rebracket.ops import folders
+
+PRESETS = Registry(__name__, "preset", "build")
 
 
 def names() -> tuple[str, ...]:
@@ -16,7 +16,7 @@ def names() -> tuple[str, ...]:
         >>> "gated_deltanet" in names()
         True
     """
-    return folders.names(sys.modules[__name__])
+    return PRESETS.names()
 
 
 def make(name: str, size: MixerSize) -> Mixer:
@@ -37,7 +37,7 @@ def make(name: str, size: MixerSize) -> Mixer:
         torch.Size([1, 6, 8])
     """
     check(name, size)
-    return folders.load(sys.modules[__name__], name, "preset").build(size)
+    return PRESETS.load(name)(size)
 
 
 def check(name: str, size: MixerSize) -> None:
@@ -49,7 +49,7 @@ def check(name: str, size: MixerSize) -> None:
         ...
         ValueError: preset 'retnet' has no choice of window; its choices are: convolution, feature, rotary_base
     """
-    known = folders.load(sys.modules[__name__], name, "preset").OPTIONS
+    known = PRESETS.module(name).OPTIONS
     unknown = [choice for choice in size.choices() if choice not in known]
     if unknown:
         raise ValueError(f"preset {name!r} has no choice of {', '.join(unknown)}; its choices are: {', '.join(known)}")

@@ -6,6 +6,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from rebracket.base.checks import whole
 from rebracket.ops.write import Sizes, WriteRule, Writes, as_beta, check_beta
 
 
@@ -44,8 +45,7 @@ class DeltaProduct(WriteRule):
         return self.writes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.writes, int) or isinstance(self.writes, bool) or self.writes < 1:
-            raise ValueError(f"writes must be an integer >= 1, got {self.writes!r}")
+        whole("writes", self.writes)
 
     def check(self, sizes: Sizes) -> None:
         check_beta(self.beta, sizes, f"T*{self.writes}")

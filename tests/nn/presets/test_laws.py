@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rebracket.nn import LayerCache, Mixer, MixerSize, presets
 from rebracket.nn.mixer import CHOICES
-from rebracket.ops import folders
 from tests.nn.tiny import SIZE, B, T, assert_same, gradients, mixer, stir, tokens
 
 NAMES = presets.names()
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.parametrize("name", NAMES)
 
 def whole(layer: Mixer, x: Tensor) -> dict[str, Tensor]:
     y, cache = layer(x)
-    return {"y": y, **cache.to_tensors()}
+    return {"y": y, **cache.tensors()}
 
 
 def in_pieces(layer: Mixer, x: Tensor, cuts: list[int]) -> dict[str, Tensor]:
@@ -33,7 +32,7 @@ def in_pieces(layer: Mixer, x: Tensor, cuts: list[int]) -> dict[str, Tensor]:
         y, cache = layer(x[:, begin:end], cache=cache)
         ys.append(y)
     assert cache is not None
-    return {"y": torch.cat(ys, 1), **cache.to_tensors()}
+    return {"y": torch.cat(ys, 1), **cache.tensors()}
 
 
 def by_steps(layer: Mixer, x: Tensor, inplace: bool) -> dict[str, Tensor]:
@@ -41,7 +40,7 @@ def by_steps(layer: Mixer, x: Tensor, inplace: bool) -> dict[str, Tensor]:
     for t in range(x.shape[1]):
         y, cache = layer.step(x[:, t], cache, inplace=inplace)
         ys.append(y)
-    return {"y": torch.stack(ys, 1), **cache.to_tensors()}
+    return {"y": torch.stack(ys, 1), **cache.tensors()}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -49,7 +48,7 @@ def test_modes_agree(name: str, mode: str):
     layer, x = mixer(name), tokens(2, LONG).requires_grad_()
     y, cache = layer(x)
     other, other_cache = layer(x, mode=mode)
-    assert_same({"y": other, **other_cache.to_tensors()}, {"y": y, **cache.to_tensors()})
+    assert_same({"y": other, **other_cache.tensors()}, {"y": y, **cache.tensors()})
     assert_same(gradients(layer, other), gradients(layer, y))
 
 
@@ -90,7 +89,7 @@ def test_packed_is_separate(name: str):
 
 def past_of(cache: LayerCache, row: int, seen: int) -> dict[str, Tensor]:
     """One row's past; of keys and values only the `seen` last, before which others' lengths leave blanks."""
-    tensors = cache.select([row]).to_tensors()
+    tensors = cache.select([row]).tensors()
     for name in ("state.keys", "state.values"):
         if name in tensors:
             tensors[name] = tensors[name][:, tensors[name].shape[1] - seen :]
@@ -116,7 +115,7 @@ def test_what_lies_beyond_the_last_bound_changes_nothing(name: str):
     changed[:, 7:] += 5
     y, cache = layer(x, cu_seqlens=bounds)
     other, other_cache = layer(changed, cu_seqlens=bounds)
-    assert_same({"y": other[:, :7], **other_cache.to_tensors()}, {"y": y[:, :7], **cache.to_tensors()}, 0, 0)
+    assert_same({"y": other[:, :7], **other_cache.tensors()}, {"y": y[:, :7], **cache.tensors()}, 0, 0)
 
 
 def test_the_past_does_not_know_the_future(name: str):
@@ -139,11 +138,11 @@ def test_the_past_matters(name: str):
 def test_a_fork_goes_its_own_way(name: str):
     layer, x = mixer(name), tokens()
     _, cache = layer(x)
-    kept = {key: tensor.clone() for key, tensor in cache.to_tensors().items()}
+    kept = {key: tensor.clone() for key, tensor in cache.tensors().items()}
     branch = cache.fork()
     for t in range(3):
         _, branch = layer.step(x[:, t], branch, inplace=True)
-    assert_same(cache.to_tensors(), kept, 0, 0)
+    assert_same(cache.tensors(), kept, 0, 0)
 
 
 @torch.no_grad()
@@ -152,7 +151,7 @@ def test_a_step_in_place_writes_into_the_cache_it_was_given(name: str):
     _, cache = layer(x)
     _, after = layer.step(x[:, 0], cache, inplace=True)
     if name in LINEAR:
-        written, given = after.to_tensors(), cache.to_tensors()
+        written, given = after.tensors(), cache.tensors()
         assert all(written[key] is given[key] for key in given)
 
 
@@ -231,14 +230,14 @@ def ungrouped(weight: Tensor, like: Tensor) -> Tensor:
 
 
 def test_an_unknown_choice_is_refused(name: str):
-    known = folders.load(presets, name, "preset").OPTIONS
+    known = presets.PRESETS.module(name).OPTIONS
     for choice in sorted({*CHOICES} - {*known}):
         with pytest.raises(ValueError, match=f"preset '{name}' has no choice of {choice}"):
             presets.make(name, chosen(choice))
 
 
 def test_a_known_choice_changes_the_layer(name: str):
-    known = folders.load(presets, name, "preset").OPTIONS
+    known = presets.PRESETS.module(name).OPTIONS
     assert known
     for choice in known:
         assert not torch.allclose(mixer(name, chosen(choice))(tokens())[0], mixer(name)(tokens())[0]), choice

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rebracket.ops import files
-from rebracket.ops.files import read_tensors, write_tensors
+from rebracket.base import files
+from rebracket.base.files import read_tensors, write_tensors
 
 
 def sample() -> dict[str, Tensor]:
