@@ -26,6 +26,7 @@ PUBLIC = {
     "ReadKey",
     "Segment",
     "State",
+    "Stepper",
     "compose",
     "explain",
     "linear_attention",

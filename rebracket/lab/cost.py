@@ -16,9 +16,9 @@ from rebracket.base.resources import first_call
 from rebracket.bench.crossover import crossover
 from rebracket.lab.base import Cell, Check, Experiment, Result, Size, Verdict, generator
 from rebracket.ops.attention import linear_attention
+from rebracket.ops.checks import Mode
 from rebracket.ops.softmax import SoftmaxOutput, softmax_attention
 from rebracket.ops.state import Output
-from rebracket.ops.validate import Mode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

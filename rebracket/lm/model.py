@@ -18,7 +18,7 @@ from rebracket.nn.mixer import Mixer, MixerSize
 from rebracket.nn.mlp import GatedMLP
 from rebracket.nn.norms import RMSNorm
 from rebracket.nn.projections import Projection
-from rebracket.ops.validate import Mode
+from rebracket.ops.checks import Mode
 
 
 @final

@@ -22,8 +22,8 @@ from rebracket.nn.rotary import Rotary
 from rebracket.nn.skip import ValueSkip
 from rebracket.nn.writes import AdditiveWrite, Write
 from rebracket.ops.attention import linear_attention, step
+from rebracket.ops.checks import Mode
 from rebracket.ops.state import State
-from rebracket.ops.validate import Mode
 
 
 @final

@@ -8,7 +8,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rebracket.ops.convolution import Activation, short_convolution
+from rebracket.ops.call import Activation
+from rebracket.ops.convolution import short_convolution
 
 
 @final

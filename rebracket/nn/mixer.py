@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rebracket.nn.cache import LayerCache
-from rebracket.ops.validate import Mode
+from rebracket.ops.checks import Mode
 
 CHOICES = ("window", "convolution", "feature", "beta_max", "rotary_base", "horizon")
 
