@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from rebracket.ops.backend import Backend, PreparedStep, choose
 from rebracket.ops.lowering import lowered_step, make_step, with_time_axis
-from rebracket.ops.native import learns, plain
+from rebracket.ops.native import PLAIN, undisturbed
 from rebracket.ops.state import Output, State
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
@@ -64,7 +64,7 @@ class Stepper:
         prepared = self.prepared
         if prepared is not None and type(write) is prepared.rule and type(state) is State:
             values = (q, k, v, log_decay, bonus, state.memory, state.key_sum, inplace, *vars(write).values())
-            if prepared.fits(values):
+            if prepared.layouts == layouts(values):
                 return prepared.run(values, state)
         return self.prepare(q, k, v, state, log_decay, write, bonus, inplace)
 
@@ -83,10 +83,12 @@ class Stepper:
         call = make_step(q, k, v, log_decay, write, bonus, self.normalize, self.scale, state, inplace)
         chosen = choose(call, self.backend)
         values = (q, k, v, log_decay, bonus, state.memory, state.key_sum, inplace, *vars(write).values())
-        if unlearned(values):
+        found = layouts(values)
+        if found is not None:
             way = chosen.prepare(call, [x if isinstance(x, Tensor) else None for x in values])
-            way = way or Unchecked(chosen, write, self.normalize, self.scale)
-            self.prepared = Prepared(type(write), tuple(map(layout, values)), way)
+            self.prepared = Prepared(
+                type(write), found, way or Unchecked(chosen, type(write), self.normalize, self.scale)
+            )
         out, after = chosen.run(call)
         return Output(out.squeeze(1), state if inplace else after)
 
@@ -109,39 +111,25 @@ class Prepared:
     """What a call must be like, and the way to compute it."""
 
     rule: type[WriteRule]
-    layouts: Values
+    layouts: list[Any]
     run: PreparedStep
 
-    def fits(self, values: Values) -> bool:
-        """Whether a call differs from the one that was prepared only in the numbers of its tensors."""
-        if not unlearned(values):
-            return False
-        for x, wanted in zip(values, self.layouts, strict=True):
-            if isinstance(x, Tensor):
-                if type(wanted) is not Layout or wanted != (x.shape, x.stride(), x.dtype, x.device):
-                    return False
-            elif type(x) is not type(wanted) or x != wanted:  # 1 and True are equal, not the same
-                return False
-        return True
 
-
-class Layout(NamedTuple):
-    """How a tensor's numbers are stored."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def layout(x: Any) -> Any:  # noqa: ANN401 - values that are no tensors are kept as they are
-    return Layout(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else x
-
-
-def unlearned(values: Values) -> bool:
-    """Whether nothing traces or transforms a call, all tensors are plain, and none takes part in autograd."""
-    tensors = [x for x in values if isinstance(x, Tensor)]
-    return plain(tensors) and not learns(tensors)
+def layouts(values: Values) -> list[Any] | None:
+    """All that a step depends on besides the numbers in its tensors; None where it must be computed as any call is."""
+    if not undisturbed():
+        return None
+    learning, found = torch.is_grad_enabled(), []
+    for x in values:
+        if type(x) in PLAIN:
+            if learning and x.requires_grad:
+                return None
+            found.append((x.shape, x.stride(), x.dtype, x.device))
+        elif isinstance(x, Tensor):
+            return None
+        else:
+            found.append((type(x), x))  # 1 and True are equal, not the same
+    return found
 
 
 @final
@@ -150,13 +138,13 @@ class Unchecked:
     """Steps on a backend that has nothing shorter for them: as `step` computes them, without the checks."""
 
     backend: Backend
-    write: WriteRule
+    rule: type[WriteRule]
     normalize: bool
     scale: float | None
 
     def __call__(self, values: Sequence[Any], state: State) -> Output:
         q, k, v, log_decay, bonus, _, _, inplace, *fields = values
-        write = type(self.write)(*fields)
+        write = self.rule(*fields)
         arguments = with_time_axis(q, k, v, log_decay, write)
         call = lowered_step(*arguments, bonus, self.normalize, self.scale, state, inplace)
         out, after = self.backend.run(call)
