@@ -10,12 +10,20 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # What bad input raises; anything else is a fault of the program and shows where.
 EXPECTED = (ValueError, TypeError, OSError, ArithmeticError)
 TRACEBACK = "REBRACKET_TRACEBACK"
+STOPPED = 130
+"""The exit code after Ctrl-C."""
+WIDTH = 160
+"""Of tables, where there is no terminal that they have to fit."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,6 +82,13 @@ def verbs() -> list[str]:
 
 def verb_needed() -> None:
     """Keeps the verb in the command line even while there is only one."""
+
+
+def show(table: "Table") -> None:
+    """A table on standard output."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table, markup=False)
 
 
 def one_line(error: BaseException) -> str:
