@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
+from rebracket import cli
+
 if TYPE_CHECKING:
     from rebracket.lm import LanguageModel, Tokenizer
     from rebracket.lm.generation import Generation, Settings
     from rebracket.train.interrupt import Interrupt
 
 STDIN = "-"
-STOPPED = 130
 
 
 def command(
@@ -55,8 +56,8 @@ def command(
     """
     from rebracket.lm import load_model
     from rebracket.lm.generation import refuse_replacing
+    from rebracket.train.folder import model_folder
     from rebracket.train.interrupt import Interrupt
-    from rebracket.train.trained import model_folder
 
     if save_state is not None:
         refuse_replacing(save_state)
@@ -73,9 +74,9 @@ def command(
             meter.end()
     except KeyboardInterrupt as error:
         say(f"stopped; nothing was saved{'' if save_state is None else f' to {save_state}'}")
-        raise typer.Exit(STOPPED) from error
+        raise typer.Exit(cli.STOPPED) from error
     if interrupt.asked:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(cli.STOPPED)
 
 
 @final

@@ -1,7 +1,6 @@
 """`rebracket lab`."""
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +47,7 @@ def run_experiments(
     ] = None,
     out: Folder = RESULTS,
 ) -> None:
-    """Measure, and say of each claim whether it held; given again after any end, the same command goes on.
+    """Measure, and say of each claim whether it held; the same command resumes a run that was stopped.
 
     Exit code 1: a claim was refuted.
     """
@@ -62,8 +61,7 @@ def run_experiments(
         outcomes = run(list(known.values()), order, lambda x: tell(x.done, x.total, said(x)))
     left = sum(outcome.asked - len(outcome.results) for outcome in outcomes)
     if left:
-        sys.stdout.write(f"stopped, {left} cells are left; to go on: {shlex.join(['rebracket', *sys.argv[1:]])}\n")
-        raise typer.Exit(cli.STOPPED)
+        cli.stop(f"stopped, {left} cells are left")
     show(outcomes)
 
 

@@ -40,11 +40,11 @@ def command(
     from rich.console import Console
 
     from rebracket.lm import load_model
-    from rebracket.train.trained import longest, model_folder
+    from rebracket.train.folder import model_folder
 
     folder = model_folder(model)
     tokenizer = load_model(folder)[1]
-    document = longest(documents(model, text))
+    document = max(documents(model, text), key=lambda one: one.nbytes)
     ids = [tokenizer.document, *tokenizer.encode(document.text)][:tokens]
     nbytes = len(tokenizer.decode_bytes(ids))
     sys.stdout.write(f"{document.name}: {len(ids):,} tokens, {nbytes:,} bytes, in float32\n")
@@ -59,9 +59,9 @@ def command(
 
 def documents(model: Path, text: Sequence[str] | None) -> "Sequence[Document]":
     from rebracket.data import read
-    from rebracket.train.trained import held_out_text
+    from rebracket.train.folder import run_of
 
-    return read(text) if text else held_out_text(model)
+    return read(text) if text else run_of(model).held_out()
 
 
 def compare(folder: Path, ids: Sequence[int]) -> "tuple[dict[Way, Measured], dict[Way, Apart]]":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -10,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.base.checks import number, whole
+from rebracket.base.checks import number, whole, within
 from rebracket.base.random import WORD
 
 
@@ -52,12 +51,7 @@ class Sampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.temperature, bool)
-            or not isinstance(self.temperature, (int, float))
-            or not (0 <= self.temperature < math.inf)
-        ):
-            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature!r}")
+        within("temperature", self.temperature, 0)
         if self.top_k is not None:
             whole("top_k", self.top_k)
         number("top_p", self.top_p, 0, 1)

@@ -69,7 +69,7 @@ def test_ways_that_disagree_are_told(run, monkeypatch, far):
     ("arguments", "said"),
     [
         (["nothing"], "no model or run at nothing"),
-        (["hybrid"], "hybrid lies in no run, so what it was trained on is unknown; give --text"),
+        (["hybrid"], "hybrid is not in the folder of a run, so its training text is unknown; give --text"),
         (["hybrid", "--text", "nothing"], "no text at nothing"),
         (["hybrid", "--text", "void"], "text must not be empty"),
     ],
