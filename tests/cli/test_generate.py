@@ -235,7 +235,7 @@ def test_bytes_that_are_no_text_can_be_read(run):
         (["gated", "--state", "two", "--prompt", "x", "--prompt", ""], "--prompt: this prompt is empty"),
         (["gated", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
         (["gated", "--top-p", "2"], "top_p must lie in (0, 1], got 2.0"),
-        (["gated", "--top-k", "-3"], "top_k must be a whole number of at least 1 (None: all tokens), got -3"),
+        (["gated", "--top-k", "-3"], "top_k must be a whole number of at least 1, got -3"),
         (["gated", "--stop", ""], "stop must hold strings of at least one character"),
         (["gated", "--state", "nothing"], "nothing: no such file; expected a 'rebracket.texts' file"),
         (["gated", "--state", "void"], "void: expected a 'rebracket.texts' file, found an empty file"),

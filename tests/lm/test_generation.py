@@ -251,7 +251,7 @@ def test_one_text_may_go_on_in_many_ways():
     for row, question in enumerate(["who?", "when?", ""]):
         assert tokens_of(found, row) == naive(model, "a long document " + question, 9, SAMPLERS["drawn"], 5 + row)
     assert tokens_of(pieces(document, 9), 0) == naive(model, "a long document ", 9, SAMPLERS["drawn"], 5)
-    with pytest.raises(ValueError, match="one text can be forked, here are 3"):
+    with pytest.raises(ValueError, match="only a single text can be forked, got 3"):
         texts.fork(2)
 
 
