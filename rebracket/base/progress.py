@@ -39,7 +39,7 @@ class Progress:
         self._stream = stream
         self._unit = f"{unit} " if unit else ""
         self._pause = pause
-        self._bar = make_bar(stream) if stream.isatty() else None
+        self._bar = make_bar(stream, unit) if stream.isatty() else None
 
     def say(self, text: str) -> None:
         """Shows lines that stay."""
@@ -67,7 +67,7 @@ class Progress:
             now = time.monotonic()
             said = f"{pace(done - first, total - done, now - begun)}: {text}"
             if self._bar is not None and task is not None:
-                self._bar.update(task, completed=done, total=total, description=self._unit + said)
+                self._bar.update(task, completed=done, total=total, description=said)
             elif now - last >= self._pause or done == total:
                 last = now
                 self.say(f"{self._unit}{done}/{total}, {said}")
@@ -76,11 +76,11 @@ class Progress:
             yield show
 
 
-def make_bar(stream: TextIO) -> Bar:
+def make_bar(stream: TextIO, unit: str) -> Bar:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
+    columns = (TextColumn(unit), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=Console(file=stream))
 
 

@@ -23,7 +23,7 @@ EXPECTED = (ValueError, TypeError, OSError, ArithmeticError)
 TRACEBACK = "REBRACKET_TRACEBACK"
 STOPPED = 130
 """The exit code after Ctrl-C."""
-WIDTH = 160
+WIDTH = 180
 """Of tables where there is no terminal."""
 
 

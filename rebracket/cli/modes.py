@@ -16,7 +16,7 @@ from rebracket import cli
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rebracket.lm.modes import Apart, Measured, Way
+    from rebracket.lm.modes import Difference, Measured, Way
 
 DISAGREE = 1
 
@@ -55,14 +55,14 @@ def command(
         raise typer.Exit(DISAGREE)
 
 
-def compare(folder: Path, ids: Sequence[int]) -> "tuple[dict[Way, Measured], dict[Way, Apart]]":
+def compare(folder: Path, ids: Sequence[int]) -> "tuple[dict[Way, Measured], dict[Way, Difference]]":
     """What each way took, and how much its logits differ from those of the parallel one."""
-    from rebracket.lm.modes import WAYS, Measured, Way, apart
+    from rebracket.lm.modes import WAYS, Measured, Way, difference
 
     with tempfile.TemporaryDirectory() as beside:
         outs: dict[Way, Path] = {way: Path(beside, way) for way in WAYS}
         found: dict[Way, Measured] = {way: alone(folder, ids, way, out) for way, out in outs.items()}
-        return found, {way: apart(outs["parallel"], out) for way, out in outs.items()}
+        return found, {way: difference(outs["parallel"], out) for way, out in outs.items()}
 
 
 def alone(folder: Path, ids: Sequence[int], way: "Way", out: Path) -> "Measured":
@@ -81,7 +81,7 @@ def alone(folder: Path, ids: Sequence[int], way: "Way", out: Path) -> "Measured"
             ) from error
 
 
-def table(found: "Mapping[Way, Measured]", distances: "Mapping[Way, Apart]", count: int, nbytes: int) -> "Table":
+def table(found: "Mapping[Way, Measured]", distances: "Mapping[Way, Difference]", count: int, nbytes: int) -> "Table":
     from rich.table import Table
 
     from rebracket.train import BitsPerByte

@@ -41,7 +41,7 @@ class Measured:
 
 @final
 @dataclass(frozen=True)
-class Apart:
+class Difference:
     """How much logits differ from those of another way.
 
     Args:
@@ -110,7 +110,7 @@ def measure(folder: Path, tokens: Sequence[int], way: Way, out: Path) -> Measure
     return Measured(time.perf_counter() - begun, max(peak_nbytes() - before, 0), nats)
 
 
-def apart(first: Path, second: Path) -> Apart:
+def difference(first: Path, second: Path) -> Difference:
     """How much the logits in two files of `measure` differ; the spread is that of the first.
 
     Raises:
@@ -120,4 +120,4 @@ def apart(first: Path, second: Path) -> Apart:
         raise ValueError(f"{first} and {second} must hold as many logits")
     one, other = (torch.from_file(str(path), size=path.stat().st_size // 4) for path in (first, second))
     parts = zip(one.split(1 << 20), other.split(1 << 20), strict=True)
-    return Apart(torch.stack([(a - b).abs().amax() for a, b in parts]).amax().item(), one.std().item())
+    return Difference(torch.stack([(a - b).abs().amax() for a, b in parts]).amax().item(), one.std().item())
