@@ -134,7 +134,7 @@ class Session:
         if found is None:
             return
         if found.corpus != self._corpus.digest:
-            raise ValueError(f"{self._folder.path} was begun with another text than data.text gives now")
+            raise ValueError(f"{self._folder.path} was started with another text than data.text gives now")
         self._trainer.restore(found)
         self._progress.say(f"resuming from step {found.step:,} of {self._loop.steps:,}")
 
@@ -143,7 +143,7 @@ class Session:
         before = [record["threads"] for record in records(self._folder.metrics) if record["kind"] == "start"]
         if before and before[-1] != threads:
             self._progress.say(
-                f"begun with {before[-1]} threads, now {threads}: losses may differ in their last digits"
+                f"started with {before[-1]} threads, now {threads}: losses may differ in their last digits"
             )
         metrics.add("start", self._trainer.step, {"threads": threads, "torch": torch.__version__})
 
@@ -168,7 +168,7 @@ class Session:
         last = step == loop.steps
         if last or step % loop.log_every == 0:
             metrics.add("train", step, {**asdict(update), "tokens_per_second": tokens_per_second})
-        if loop.validate_every and step % loop.validate_every == 0 and not last:  # the result reads all, and more
+        if loop.validate_every and step % loop.validate_every == 0 and not last:  # the result reads all held-out text
             found = self._validate(loop.validate_tokens)
             metrics.add("validation", step, found.to_dict())
             self._progress.say(f"step {step:,}: {found.value:.4f} bits per byte of {found.nbytes:,} held-out bytes")

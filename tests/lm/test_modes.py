@@ -54,7 +54,7 @@ def test_a_number_that_is_none_is_far_from_every_other(tmp_path: Path):
     assert not difference(tmp_path / "one", tmp_path / "other").relative <= 1e9
 
 
-def test_unlike_lengths_are_refused(tmp_path: Path):
+def test_files_of_different_lengths_are_refused(tmp_path: Path):
     np.zeros(3, np.float32).tofile(tmp_path / "one")
     np.zeros(4, np.float32).tofile(tmp_path / "other")
     with pytest.raises(ValueError, match="must hold as many logits"):

@@ -150,7 +150,7 @@ def test_another_text_is_refused_and_nothing_lost(text, tmp_path):
     unfinished.write_text("".join(unfinished.read_text().splitlines(keepends=True)[:-1]))
     before = unfinished.read_text()
     (Path(text) / "0.txt").write_text("changed")
-    with pytest.raises(ValueError, match="begun with another text"):
+    with pytest.raises(ValueError, match="started with another text"):
         run(config(text), tmp_path)
     assert unfinished.read_text() == before
 
@@ -267,7 +267,7 @@ def test_other_threads_are_told(text, tmp_path):
     kept = metrics.read_text().splitlines(keepends=True)[:-1]
     metrics.write_text("".join(kept).replace(f'"threads": {torch.get_num_threads()}', '"threads": 77'))
     _, said = run(config(text), tmp_path)
-    assert f"begun with 77 threads, now {torch.get_num_threads()}: losses may differ" in said
+    assert f"started with 77 threads, now {torch.get_num_threads()}: losses may differ" in said
 
 
 def test_devices_are_named_or_refused():
