@@ -75,6 +75,7 @@ class ModelCache(HeldTensors):
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 

@@ -1,7 +1,7 @@
 """One training step after another: gradients, update, checkpoint."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rebracket.data.batches import Batches
+from rebracket.lm.cache import below
 from rebracket.lm.checkpoints import refuse_other_weights
 from rebracket.train.checkpoint import Checkpoint
 from rebracket.train.config import TrainConfig
@@ -136,7 +137,7 @@ class Trainer:
         Raises:
             ValueError: its weights are not those of this model.
         """
-        weights, optimizer, states = (under(prefix, checkpoint.tensors) for prefix in (WEIGHTS, MOMENTS, RANDOM))
+        weights, optimizer, states = (below(checkpoint.tensors, prefix) for prefix in (WEIGHTS, MOMENTS, RANDOM))
         refuse_other_weights(self.model, weights, "the checkpoint holds the weights of another model")
         self.model.load_state_dict(weights)
         restore_moments(self.model, self._optimizer, optimizer)
@@ -165,10 +166,6 @@ def compiled(model: nn.Module) -> nn.Module:
     module = torch.compile(model)
     assert isinstance(module, nn.Module)
     return module
-
-
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
