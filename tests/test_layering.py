@@ -50,7 +50,7 @@ LAZY = {
     "pydantic": ("serve",),
     "pytest": ("testing",),
     "ray": ("lab.base.cluster",),
-    "rich": ("bench", "train", "lab", "serve"),
+    "rich": ("base.progress", "bench", "lab", "serve"),
     "sse_starlette": ("serve",),
     "starlette": ("serve",),
     "tensorboard": ("train",),

@@ -24,9 +24,8 @@ from rebracket.nn.projections import Projection
 from rebracket.nn.unit import UnitFeatures
 from rebracket.nn.writes import DeltaWrite
 from rebracket.train.config import TrainConfig
-from rebracket.train.loop import Trainer
-from rebracket.train.loss import Precision
-from rebracket.train.validation import validate
+from rebracket.train.trainer import Trainer
+from rebracket.train.validation import Precision, validate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

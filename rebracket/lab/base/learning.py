@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from rebracket.lm.model import LanguageModel
 from rebracket.train.config import OptimizerConfig
-from rebracket.train.optimizer import adamw
-from rebracket.train.schedule import learning_rate
+from rebracket.train.optimizer import adamw, learning_rate
 
 UNLABELLED = -100
 """The label of a token after which nothing is asked."""
