@@ -17,10 +17,9 @@ from typing import Any, ClassVar, TypeVar, final
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from rebracket.ops.backend import Implementation, Kind
+from rebracket.ops.backend import INSTALLED, Implementation, Kind
 
 Results = tuple[Tensor, ...]
 Operator = TypeVar("Operator", bound="NativeOperator[Any]")
@@ -61,6 +60,10 @@ class NativeOperator(Implementation[Kind]):
     def backward(self, call: Kind, kept: Results, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Gradients of the call's tensors by name, of those that have one; `grads` are those of the results."""
 
+    @abstractmethod
+    def flat(self, found: Any) -> Results:
+        """What `run` gives as a tuple, in the order of the results of `forward`."""
+
     def compute(self, call: Kind) -> Results:
         """The results of a call: straight if it is plain, under autograd if wanted, else through torch."""
         tensors = call.tensors().values()
@@ -73,7 +76,7 @@ class NativeOperator(Implementation[Kind]):
 
 @final
 class Eager(torch.autograd.Function):
-    """Autograd around a plain call; differentiable once."""
+    """Autograd around a plain call."""
 
     @staticmethod
     def forward(ctx: Any, operator: NativeOperator[Any], call: Any, *tensors: Tensor) -> Results:
@@ -86,13 +89,35 @@ class Eager(torch.autograd.Function):
         return found[: operator.results]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients, in the order of the tensors."""
         saved, kept = ctx.saved_tensors, ctx.operator.kept
         call = dataclasses.replace(ctx.bare, **dict(zip(ctx.names, saved[kept:], strict=True)))
-        found = ctx.operator.backward(call, saved[:kept], grads)
+        if torch.is_grad_enabled():
+            found = differentiable_backward(ctx.operator, call, grads)
+        else:
+            found = ctx.operator.backward(call, saved[:kept], grads)
         return None, None, *(found.get(name) for name in ctx.names)
+
+
+def differentiable_backward(
+    operator: NativeOperator[Any], call: Any, grads: Sequence[Tensor | None]
+) -> dict[str, Tensor]:
+    """The gradients of a call as functions that can be differentiated again, by the reference's operations."""
+    with torch.enable_grad():
+        # Views, because one tensor may be several arguments, and each has a gradient of its own.
+        call = call.map(lambda x: x.view_as(x) if x.requires_grad else x)
+        results = operator.flat(INSTALLED["reference"].run(call))
+        named = {name: x for name, x in floating(call).items() if x.requires_grad}
+        ends = [(x, grad) for x, grad in zip(results, grads, strict=False) if grad is not None and x.requires_grad]
+        found = torch.autograd.grad(
+            [x for x, _ in ends],
+            list(named.values()),
+            [grad for _, grad in ends],
+            create_graph=True,
+            allow_unused=True,
+        )
+    return {name: x for name, x in zip(named, found, strict=True) if x is not None}
 
 
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -154,8 +179,12 @@ def register(operator: Operator) -> Operator:
         saved = iter(ctx.saved_tensors)
         kept = [next(saved) for _ in range(operator.kept)]
         fields = [next(saved) if given else x for given, x in zip(ctx.given, ctx.others, strict=True)]
-        found = run_backward(kept, list(grads[: operator.results]), *fields)
-        named = dict(zip(floating(operator.call(*fields)), found, strict=True))
+        call = operator.call(*fields)
+        if torch.is_grad_enabled():
+            named = differentiable_backward(operator, call, grads[: operator.results])
+        else:
+            found = run_backward(kept, list(grads[: operator.results]), *fields)
+            named = dict(zip(floating(call), found, strict=True))
         return *(named.get(name) for name in names), None
 
     torch.library.impl(forward, "CompositeExplicitAutograd")(run)

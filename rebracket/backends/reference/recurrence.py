@@ -46,10 +46,13 @@ class Chunked(NativeOperator[Recurrence]):
             out, memory, key_sum = self.compute(call)
         return Output(out, State(memory, key_sum if call.normalize else None))
 
+    def flat(self, found: Output) -> Results:
+        key_sum = found.state.key_sum
+        return found.out, found.state.memory, found.state.memory.new_empty(0) if key_sum is None else key_sum
+
     def forward(self, call: Recurrence, keep: bool) -> Results:
-        out, state = chunked.run(call)
-        key_sum = state.memory.new_empty(0) if state.key_sum is None else state.key_sum
-        return out.clone(), state.memory.clone(), key_sum.clone()  # no operator may give what it was given
+        out, memory, key_sum = self.flat(chunked.run(call))
+        return out.clone(), memory.clone(), key_sum.clone()  # no operator may give what it was given
 
     def outline(self, call: Recurrence, keep: bool) -> Results:
         N, K, (H, V) = call.sequences, call.q.shape[3], call.v.shape[2:]
