@@ -35,7 +35,7 @@ PUBLIC = {
 }
 
 
-PACKAGES = ("rebracket", *(f"rebracket.{name}" for name in ("bench", "data", "lab.base", "lm", "nn", "train")))
+PACKAGES = ("rebracket", *(f"rebracket.{name}" for name in ("bench", "data", "lm", "nn", "train")))
 """The packages that say what they offer."""
 
 

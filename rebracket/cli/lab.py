@@ -52,20 +52,21 @@ def run_experiments(
     ] = None,
     out: Folder = RESULTS,
 ) -> None:
-    """Measure, and say of each claim whether it held; given again after any end, the same command goes on.
+    """Measure, and say of each claim whether it held; after an interruption the same command resumes.
 
     Exit code 1: a claim was refuted.
     """
     from rebracket import lab
-    from rebracket.lab.base.running import Order, run
+    from rebracket.lab.base.running import run
 
     known = {name: lab.load(name) for name in (lab.names() if "all" in names else names)}
-    order = Order("full" if full else "quick", out, seeds, count(workers))
     with telling() as tell:
-        outcomes = run(list(known.values()), order, tell)
+        outcomes = run(
+            list(known.values()), "full" if full else "quick", out, tell, seeds=seeds, workers=count(workers)
+        )
     left = sum(outcome.asked - len(outcome.results) for outcome in outcomes)
     if left:
-        sys.stdout.write(f"stopped, {left} cells are left; to go on: {shlex.join(['rebracket', *sys.argv[1:]])}\n")
+        sys.stdout.write(f"stopped, {left} cells are left; to resume: {shlex.join(['rebracket', *sys.argv[1:]])}\n")
         raise typer.Exit(STOPPED)
     show(outcomes)
 
@@ -140,7 +141,7 @@ def show(outcomes: "Sequence[Outcome]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from rebracket.lab.base import mean_over_seeds
+    from rebracket.lab.base.experiment import mean_over_seeds
 
     shown, refuted = Table(show_lines=True), False
     for name in ("experiment", "seconds", "claim", "what was found"):

@@ -1,4 +1,4 @@
-"""`rebracket lab`: verdicts and an exit code, a run that goes on, a page, one line for bad input."""
+"""`rebracket lab`: verdicts and an exit code, a run that resumes, a page, one line for bad input."""
 
 import signal
 
@@ -53,11 +53,11 @@ def test_a_refuted_claim_is_exit_code_1(run, monkeypatch):
     assert "REFUTED" in shown
 
 
-def test_ctrl_c_says_how_to_go_on(run, monkeypatch):
+def test_ctrl_c_says_how_to_resume(run, monkeypatch):
     monkeypatch.setattr(verb, "lines", lambda: lambda progress: signal.raise_signal(signal.SIGINT))
     code, shown, _ = run("run", "all", "--workers", "1")
     assert code == 130
-    assert shown.startswith("stopped, 5 cells are left; to go on: rebracket")
+    assert shown.startswith("stopped, 5 cells are left; to resume: rebracket")
 
 
 def test_a_folder_without_results_is_one_line(run):
