@@ -12,12 +12,10 @@ from torch.nn.functional import normalize
 
 from rebracket import features
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select
-from rebracket.lab.base.learning import label_accuracy, learn
+from rebracket.lab.base.learning import label_accuracy, learn, model_without_mlps
 from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator, unit_vectors
 from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
-from rebracket.lm.config import Config
-from rebracket.lm.model import LanguageModel
 from rebracket.nn.attention import LinearAttention
 from rebracket.nn.writes import AdditiveWrite
 from rebracket.train.config import OptimizerConfig
@@ -132,8 +130,7 @@ def trained(name: str, seed: int) -> float:
     """The recall of one layer after training."""
     draw, tokens = generator(seed), 4 * RECALL
     layer = {"heads": 1, "value_dim": 32, **TAUGHT[name]}
-    sizes = {"vocab_size": tokens, "d_model": 64, "context": tokens, "mlp_dim": 0}
-    model = LanguageModel(Config.from_dict({**sizes, "layers": [layer]}), seed=seed)
+    model = model_without_mlps([layer], vocabulary=tokens, d_model=64, context=tokens, seed=seed)
     for mixer in model.mixers():
         if isinstance(mixer, LinearAttention) and name == "adding":
             mixer.write = AdditiveWrite()
@@ -144,9 +141,11 @@ def trained(name: str, seed: int) -> float:
 
 def variance(name: str, cosine: float, seed: int) -> float:
     """The variance of the kernel of one sample, over many."""
-    q, k = vectors_at(cosine)
+    # Two vectors whose scaled forms have length NORM and this cosine.
+    q, k = torch.zeros(2, DIM, dtype=torch.float64)
+    q[0], k[0], k[1] = 1, cosine, (1 - cosine**2) ** 0.5
     phi = features.make(name, DIM, {"samples": DRAWS, "seed": seed})
-    products = DRAWS * phi(q) * phi(k)
+    products = DRAWS * phi(q * NORM * DIM**0.25) * phi(k * NORM * DIM**0.25)
     return float(products.view(-1, DRAWS).sum(0).var())
 
 
@@ -157,13 +156,6 @@ def formula(result: Result) -> float:
     if name == "favor":
         return math.exp(plus + 2 * xy) * (1 - math.exp(-plus))
     return math.exp(2 * NORM**2) * (1 - math.exp(-minus)) ** 2 / 2
-
-
-def vectors_at(cosine: float) -> tuple[Tensor, Tensor]:
-    """Two vectors [DIM] whose scaled forms have length NORM and this cosine."""
-    q, k = torch.zeros(2, DIM, dtype=torch.float64)
-    q[0], k[0], k[1] = 1, cosine, (1 - cosine**2) ** 0.5
-    return q * NORM * DIM**0.25, k * NORM * DIM**0.25
 
 
 def random_error(name: str, samples: int, seed: int) -> Mapping[str, float]:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select, values_of
-from rebracket.lab.base.learning import Examples, label_accuracy, learn
+from rebracket.lab.base.learning import Examples, label_accuracy, learn, model_without_mlps
 from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
-from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.nn.projections import Projection
 from rebracket.train.config import OptimizerConfig
@@ -168,8 +167,8 @@ def build(mixer: str, task: Task, seed: int) -> LanguageModel:
     sizes = {"heads": HEADS, "key_dim": KEY_DIM.get(mixer, FEATURES), "value_dim": VALUE_DIM}
     linear = {"mixer": mixer, **sizes, "convolution": CONVOLUTION}
     layers = attention() if mixer == "softmax" else [linear, linear]
-    numbers = {"vocab_size": task.vocabulary, "d_model": D_MODEL, "mlp_dim": 0, "context": task.test[-1].tokens}
-    model = LanguageModel(Config.from_dict({**numbers, "layers": layers}), seed=seed)
+    context = task.test[-1].tokens
+    model = model_without_mlps(layers, vocabulary=task.vocabulary, d_model=D_MODEL, context=context, seed=seed)
     with torch.no_grad():
         model.embed.weight.mul_(10)
         for module in model.modules():

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, select, values_of
-from rebracket.lab.base.learning import Examples, label_accuracy, learn
+from rebracket.lab.base.learning import Examples, label_accuracy, learn, model_without_mlps
 from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
-from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.nn.attention import LinearAttention
 from rebracket.train.config import OptimizerConfig
@@ -279,8 +278,8 @@ def built(setting: Setting, seed: int) -> LanguageModel:
     sizes = {"mixer": setting.mixer, "heads": 1, "value_dim": setting.V, "convolution": 4}
     chosen = {**sizes, "feature": setting.feature} if setting.feature else sizes
     layers = [{**chosen, "key_dim": K} for K in setting.keys]
-    outer = {"vocab_size": setting.vocabulary, "d_model": D_MODEL, "mlp_dim": 0, "context": 4 * setting.pairs}
-    model = LanguageModel(Config.from_dict({**outer, "layers": layers}), seed=seed)
+    context = 4 * setting.pairs
+    model = model_without_mlps(layers, vocabulary=setting.vocabulary, d_model=D_MODEL, context=context, seed=seed)
     for mixer in model.mixers():
         if isinstance(mixer, LinearAttention) and not setting.decays:
             mixer.decay = None

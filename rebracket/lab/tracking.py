@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select
-from rebracket.lab.base.learning import Examples, learn
+from rebracket.lab.base.learning import Examples, learn, model_without_mlps
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
-from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.train.config import OptimizerConfig
 
@@ -92,14 +91,16 @@ def trained(cell: Cell, start: int) -> Mapping[str, float]:
     losses = learn(model, lambda step: arithmetic(draw, B, T, modulus), int(cell["steps"]), config)
     right = hits(model, arithmetic(draw, ASKED, LONGER, modulus))
     parts = {"within": right[:T], "beyond": right[T:]} | dict(zip(SPANS, right.split(T), strict=True))
-    return {"loss": losses[-1]} | {name: scaled(part, modulus) for name, part in parts.items()}
+    # As Grazzi et al. count it: 0 for guessing, 1 for all.
+    scaled = {name: (float(part.mean()) - 1 / modulus) / (1 - 1 / modulus) for name, part in parts.items()}
+    return {"loss": losses[-1]} | scaled
 
 
 def build(cell: Cell, seed: int) -> LanguageModel:
     """One layer that mixes tokens through its state alone."""
     layer = {"mixer": cell["mixer"], "heads": HEADS, "beta_max": cell["beta_max"], "convolution": 1}
-    sizes = {"vocab_size": 2 * int(cell["modulus"]), "d_model": D_MODEL, "mlp_dim": 0, "context": T}
-    return LanguageModel(Config.from_dict({**sizes, "layers": [layer]}), seed=seed)
+    vocabulary = 2 * int(cell["modulus"])
+    return model_without_mlps([layer], vocabulary=vocabulary, d_model=D_MODEL, context=T, seed=seed)
 
 
 def arithmetic(draw: torch.Generator, rows: int, tokens: int, modulus: int) -> Examples:
@@ -115,8 +116,3 @@ def hits(model: LanguageModel, examples: Examples) -> Tensor:
     """The fraction of right answers after each token, [tokens]."""
     logits, _ = model(examples.tokens)
     return (logits.argmax(-1) == examples.labels).double().mean(0)
-
-
-def scaled(right: Tensor, modulus: int) -> float:
-    """The mean accuracy as Grazzi et al. count it: 0 for guessing and 1 for all."""
-    return (float(right.mean()) - 1 / modulus) / (1 - 1 / modulus)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.train.config import OptimizerConfig
 from rebracket.train.optimizer import adamw
@@ -33,6 +34,14 @@ class Examples:
     labels: Tensor
 
 
+def model_without_mlps(
+    layers: Sequence[Mapping[str, object]], *, vocabulary: int, d_model: int, context: int, seed: int
+) -> LanguageModel:
+    """A language model whose layers mix tokens and do nothing else."""
+    sizes = {"vocab_size": vocabulary, "d_model": d_model, "mlp_dim": 0, "context": context}
+    return LanguageModel(Config.from_dict({**sizes, "layers": list(layers)}), seed=seed)
+
+
 def learn(
     model: LanguageModel,
     examples: Callable[[int], Examples],
@@ -53,9 +62,8 @@ def learn(
         The mean loss of each step that was taken, in nats.
 
     Example:
-        >>> from rebracket.lm.config import Config
         >>> layers = [{"mixer": "gla", "heads": 1}]
-        >>> model = LanguageModel(Config.from_dict({"vocab_size": 3, "d_model": 8, "context": 2, "layers": layers}))
+        >>> model = model_without_mlps(layers, vocabulary=3, d_model=8, context=2, seed=0)
         >>> batch = Examples(torch.tensor([[0, 1]]), torch.tensor([[1, 0]]))
         >>> losses = learn(model, lambda step: batch, 20, OptimizerConfig(learning_rate=0.01, warmup=5))
         >>> losses[-1] < losses[0], label_accuracy(model, batch)
