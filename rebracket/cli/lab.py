@@ -1,4 +1,4 @@
-"""`rebracket lab`."""
+"""`rebracket lab`: lists, runs and reports experiments."""
 
 import os
 import shlex
@@ -33,7 +33,7 @@ RESULTS = Path("runs/lab")
 
 @command.command("list")
 def list_experiments() -> None:
-    """Name every experiment and the question that it asks."""
+    """Name every experiment and its question."""
     from rebracket import lab
 
     for name in lab.names():
@@ -73,7 +73,7 @@ def run_experiments(
 
 @command.command("report")
 def report(out: Folder = RESULTS) -> None:
-    """Write one page with the question, curve, table and verdict of every result in the folder."""
+    """Write one page with question, verdict, curve and table of every experiment in the folder."""
     from rebracket import lab
     from rebracket.lab.base.page import write_page
     from rebracket.lab.base.record import read
@@ -86,19 +86,14 @@ def report(out: Folder = RESULTS) -> None:
 
 
 def count(workers: str | None) -> "int | Literal['ray']":
-    """What --workers says."""
+    """The value of --workers; by default the cores that this process may use."""
     if workers is None:
-        return cores()
+        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if workers == "ray":
         return "ray"
     if workers.isdecimal():
         return int(workers)
     raise ValueError(f"--workers must be a number or the word ray, got {workers!r}")
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @contextmanager

@@ -49,13 +49,7 @@ class Favor(FeatureMap):
     omega: Tensor
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        samples: int | None = None,
-        seed: int = 0,
-        hyperbolic: bool = False,
-        stabilized: bool = False,
+        self, dim: int, *, samples: int | None = None, seed: int = 0, hyperbolic: bool = False, stabilized: bool = False
     ) -> None:
         samples = paper_samples(whole("dim", dim)) if samples is None else whole("samples", samples)
         super().__init__(dim, 2 * samples if hyperbolic else samples, positive=True)

@@ -48,7 +48,7 @@ COSINES: Mapping[str, tuple[float, float]] = {
     "dpfp 3": (0.105, 0.121),
     "taylor2": (0.038, 0.049),
 }
-"""Mean and root mean square of the cosine between the features of two normal vectors of size DIM."""
+"""Mean and root mean square of the cosine between a map's features of two normal vectors of size DIM."""
 CROWDS: Mapping[Size, Sequence[int]] = {"tiny": (16,), "quick": (16, 64), "full": (16, 64, 256)}
 
 
@@ -89,7 +89,7 @@ class Capacity(Experiment):
         return recall_scores(memories, k, v, torch.arange(n))
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        plain, mapped = kinds(results)
+        plain, mapped = by_kind(results)
         sizes = [(r, int(r.cell["K"]), int(r.cell["V"]), int(r.cell["n"])) for r in plain]
         added = [(r["additive error"], (n - 1) / K) for r, K, _, n in sizes]
         replaced = [(r["delta error"], delta_error(n, K)) for r, K, _, n in sizes]
@@ -119,7 +119,7 @@ class Capacity(Experiment):
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
         left, right, last = figure.subplots(1, 3)
-        plain, mapped = kinds(results)
+        plain, mapped = by_kind(results)
         K, V = max((int(r.cell["K"]), int(r.cell["V"])) for r in plain)
         mine = [r for r in plain if (r.cell["K"], r.cell["V"]) == (K, V)]
         counts = [int(r.cell["n"]) for r in mine]
@@ -161,7 +161,7 @@ def crosstalk(name: str, n: int, seed: int) -> Mapping[str, float]:
     }
 
 
-def kinds(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+def by_kind(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
     """The results of random keys, and those of keys that a map made."""
     return [r for r in results if "map" not in r.cell], [r for r in results if "map" in r.cell]
 

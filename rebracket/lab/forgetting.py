@@ -165,7 +165,7 @@ def draw_answers(results: Sequence[Result], axes: Axes) -> None:
 
 
 def draw_heads(result: Result, axes: Axes) -> None:
-    """What is left of two heads of the model with the learned decay."""
+    """What is left in two heads of the model with the learned decay."""
     axes.bar(["delimiter", "other token"], [result[name] for name in EMPTIES], 0.6, label="emptying head")
     axes.bar(["half a text"], [result[KEEPS]], 0.6, label="keeping head")
     axes.set(ylim=(0, 1.3), xlabel="after", title="Left of the state, learned decay", axisbelow=True)
@@ -185,12 +185,12 @@ def published(decay: float, age: int) -> float:
 
 
 def exact(decay: float, age: int) -> float:
-    """The published ratio, the pair itself left out of the noise."""
+    """The published ratio, without the pair itself in the noise."""
     return K * decay ** (2 * age) / (1 / (1 - decay**2) - decay ** (2 * age))
 
 
 def span(result: Result) -> float:
-    """The age at which the measured ratio is 1, between two ages on its logarithm; 0 where it never is above."""
+    """The age at which the measured ratio is 1, interpolated on its logarithm; 0 where it is never above."""
     logs = [math.log(result[f"ratio at age {age}"]) for age in AGES]
     for a, b, low, high in zip(AGES, AGES[1:], logs, logs[1:], strict=False):
         if low >= 0 > high:
@@ -199,7 +199,7 @@ def span(result: Result) -> float:
 
 
 def read_segments(gate: str, T: int, steps: int, seed: int) -> dict[str, float]:
-    """Trains a `reader` on texts of T tokens, and says how often it is right and what its heads forget where.
+    """Trains a `reader` on texts of T tokens; how often it is right, and what its heads forget where.
 
     Questions about the marked symbol count in the last quarter of a text.
     """
@@ -214,7 +214,7 @@ def read_segments(gate: str, T: int, steps: int, seed: int) -> dict[str, float]:
 
 
 def left_in_heads(model: LanguageModel, tests: Examples) -> dict[str, float]:
-    """What is left of the head that tells delimiters most from other tokens, and of the one that forgets least."""
+    """What is left in the head that separates delimiters most from other tokens, and in the one that forgets least."""
     log_decay, ends = log_decays(model, tests.tokens), tests.tokens == DELIMITER
     at_ends, elsewhere = log_decay[ends].mean(0), log_decay[~ends].mean(0)
     empties = int((elsewhere.exp() - at_ends.exp()).argmax())

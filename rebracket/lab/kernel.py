@@ -83,15 +83,18 @@ class Kernel(Experiment):
         return fixed_error(features.make(str(cell["map"]), DIM), int(cell["seed"]))
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        pairs = {name: [(r["variance"], formula(r)) for r in select(results, "variance", name)] for name in COSINES}
+        variances = {
+            name: [(r["variance"], published_variance(r)) for r in select(results, "variance", name)]
+            for name in COSINES
+        }
         fixed = {name: select(results, "map", name)[0]["error"] for name in MAPS}
         others = [fixed[name] for name in MAPS if name != "taylor2"]
         recall = {name: select(results, "taught", name)[0]["recall"] for name in TAUGHT}
         best = max(value for name, value in recall.items() if name not in STATES)
         worst = min(recall[name] for name in STATES)
         return Verdict.of(
-            Check("variance of positive features off its formula by", largest_deviation(pairs["favor"]), high=0.03),
-            Check("of trigonometric ones by", largest_deviation(pairs["rff"]), high=0.03),
+            Check("variance of positive features off its formula by", largest_deviation(variances["favor"]), high=0.03),
+            Check("of trigonometric ones by", largest_deviation(variances["rff"]), high=0.03),
             Check("slope of the error of positive features", slope(select(results, "map", "favor")), -0.6, -0.4),
             Check("of trigonometric ones", slope(select(results, "map", "rff")), -0.6, -0.4),
             Check("error of taylor2", fixed["taylor2"], high=0.01),
@@ -107,7 +110,7 @@ class Kernel(Experiment):
             mine = select(results, "variance", name)
             cosines = [float(r.cell["cosine"]) for r in mine]
             left.plot(cosines, [r["variance"] for r in mine], "o", color=color, label=name)
-            left.plot(cosines, [formula(r) for r in mine], color=color)
+            left.plot(cosines, [published_variance(r) for r in mine], color=color)
             mine = select(results, "map", name)
             right.plot([r["features"] for r in mine], [r["error"] for r in mine], "o-", color=color, label=name)
         for place, name in enumerate(MAPS):
@@ -149,8 +152,8 @@ def variance(name: str, cosine: float, seed: int) -> float:
     return float(products.view(-1, DRAWS).sum(0).var())
 
 
-def formula(result: Result) -> float:
-    """The variance of one sample as published."""
+def published_variance(result: Result) -> float:
+    """The variance of one sample, by the formula of the claim."""
     name, xy = str(result.cell["variance"]), NORM**2 * float(result.cell["cosine"])
     plus, minus = 2 * NORM**2 + 2 * xy, 2 * NORM**2 - 2 * xy
     if name == "favor":
@@ -160,7 +163,7 @@ def formula(result: Result) -> float:
 
 def random_error(name: str, samples: int, seed: int) -> Mapping[str, float]:
     """The error of a random map: the root mean square over several draws."""
-    q, k, kernel = pairs(seed)
+    q, k, kernel = queries_and_keys(seed)
     maps = [features.make(name, DIM, {"samples": samples, "seed": 1000 * seed + draw}) for draw in range(ERRORS)]
     errors = torch.stack([relative_error((phi(q) * phi(k)).sum(-1), kernel) for phi in maps])
     return {"features": maps[0].dim_out, "error": float(errors.square().mean().sqrt())}
@@ -169,12 +172,12 @@ def random_error(name: str, samples: int, seed: int) -> Mapping[str, float]:
 @torch.no_grad()
 def fixed_error(phi: features.FeatureMap, seed: int) -> Mapping[str, float]:
     """The error of a map without randomness, times the best common factor, which a normalizer would divide out."""
-    q, k, kernel = pairs(seed)
+    q, k, kernel = queries_and_keys(seed)
     found = (phi(q) * phi(k)).sum(-1)
     return {"features": phi.dim_out, "error": float(relative_error(found * (found @ kernel) / (found @ found), kernel))}
 
 
-def pairs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def queries_and_keys(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys [PAIRS,DIM] of scaled length LENGTH, and their kernel [PAIRS].
 
     Half of them are similar: random ones are nearly orthogonal and would test the middle of the kernel only.

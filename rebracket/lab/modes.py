@@ -34,7 +34,7 @@ RATE = 3e-3
 
 @final
 class Modes(Experiment):
-    """A small model trained in one mode on text that counts, and evaluated in every one."""
+    """A small model, trained in one mode on texts that count upwards, and evaluated in every mode."""
 
     question = "Is a model that was trained in one mode the same model in the others, without any conversion?"
     claim = (
@@ -47,8 +47,8 @@ class Modes(Experiment):
         return points({"mixer": MIXERS[size], "trained": MODES, "steps": [STEPS[size]]})
 
     def measure(self, cell: Cell) -> Mapping[str, float]:
-        seed, trained = int(cell["seed"]), str(cell["trained"])
-        mode = MODES[MODES.index(trained)]  # type: ignore[arg-type]
+        mode: Mode = next(x for x in MODES if x == cell["trained"])
+        seed = int(cell["seed"])
         model, draw = build(str(cell["mixer"]), seed), generator(seed)
         losses = train(model, mode, int(cell["steps"]), draw)
         model.float()

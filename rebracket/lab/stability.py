@@ -43,7 +43,7 @@ ERASING = ("delta", "gated delta")
 
 @final
 class Stability(Experiment):
-    """The norm of a state, its error in float32 and after rounding to bfloat16, against the number of tokens."""
+    """The norm of a state, and its error in float32 and after rounding to bfloat16, against the number of tokens."""
 
     question = "Which states stay bounded and exact over a million tokens?"
     claim = (

@@ -41,7 +41,7 @@ SHAPES: Mapping[Size, Sequence[tuple[int, int]]] = {
     "quick": [(4, 32), (16, 8)],
     "full": [(2, 64), (4, 32), (8, 16), (16, 8), (32, 4)],
 }
-"""K and V, of one product."""
+"""K and V, with the same product."""
 MAPS: Mapping[Size, Sequence[str]] = {
     "tiny": ["elu1", "taylor2"],
     "quick": ["elu1", "taylor2"],

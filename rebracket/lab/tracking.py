@@ -26,7 +26,7 @@ RATE, WARMUP = 1e-2, 20
 STEPS: Mapping[int, int] = {2: 400, 3: 1500}
 """Training steps by modulus."""
 STARTS: Mapping[int, int] = {2: 3, 3: 1}
-"""Models trained in a cell, by modulus; the best one beyond the length of training counts, as in Grazzi et al."""
+"""Models trained in a cell, by modulus; the one that is best on longer texts counts, as in Grazzi et al."""
 GRIDS: Mapping[Size, tuple[Sequence[int], Sequence[str]]] = {
     "tiny": ([2], ["deltanet"]),
     "quick": ([2, 3], ["deltanet"]),
