@@ -77,27 +77,18 @@ BASE: Cell = {
 @final
 @dataclass(frozen=True)
 class Setting:
-    """One model and its task.
-
-    Args:
-        mixer, feature: of its layers; "" is the preset's own feature map.
-        decays: whether they keep the decay of the preset.
-        keys: K of each layer.
-        V: value channels of all.
-        vocabulary, pairs, texts: so many texts after each other, each with its own pairs and questions about them.
-        steps, batch: of training, and tokens of each.
-    """
+    """One model, and its task: texts after each other, each with its own pairs and questions about them."""
 
     mixer: str
-    feature: str
-    decays: bool
-    keys: tuple[int, ...]
+    feature: str  # "" is the preset's own
+    decays: bool  # whether the layers keep the decay of the preset
+    keys: tuple[int, ...]  # K of each layer
     V: int
     vocabulary: int
     pairs: int
     texts: int
     steps: int
-    batch: int
+    batch: int  # tokens of a step
 
 
 @final

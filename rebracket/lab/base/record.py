@@ -115,7 +115,7 @@ def digest(experiment: Experiment) -> str:
     found = hashlib.sha256()
     for path in (Path(inspect.getfile(type(experiment))), *library()):
         text = path.read_text(encoding="utf-8")
-        code = python_code(text) if path.suffix == ".py" else QUOTE_OR_COMMENT.sub(r"\1", text)
+        code = python_code(text) if path.suffix == ".py" else " ".join(QUOTE_OR_COMMENT.sub(r"\1", text).split())
         found.update(f"{path.name}\n{code}\n".encode())
     return found.hexdigest()[:16]
 

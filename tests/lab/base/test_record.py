@@ -103,6 +103,7 @@ def test_code_of_python_discards_results(changed, old, new):
 
 def test_comments_of_a_kernel_keep_results_and_its_strings_do_not(changed):
     assert not changed("backends/cpu/csrc/f.cpp", "// twice", "// 2 x")
+    assert not changed("backends/cpu/csrc/f.cpp", " // 2 x\n", "\n\n")
     assert not changed("backends/cpu/csrc/f.cpp", "a\nname", "another name")
     assert changed("backends/cpu/csrc/f.cpp", "// b", "// c")
 
