@@ -39,7 +39,7 @@ PUBLIC = {
 
 FULLY = ("rebracket", "rebracket.lm", "rebracket.nn")
 """The packages whose public names are described in full."""
-BRIEFLY = tuple(f"rebracket.{name}" for name in ("bench", "data", "lab.base", "train"))
+BRIEFLY = tuple(f"rebracket.{name}" for name in ("bench", "data", "train"))
 """Those whose public names need one sentence."""
 
 

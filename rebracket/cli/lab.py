@@ -53,12 +53,18 @@ def run_experiments(
     """
     from rebracket import lab
     from rebracket.base.progress import Progress
-    from rebracket.lab.base.running import Order, run
+    from rebracket.lab.base.running import run
 
     known = {name: lab.load(name) for name in (lab.names() if "all" in names else names)}
-    order = Order("full" if full else "quick", out, seeds, count(workers))
-    with Progress(sys.stderr).counting() as tell:
-        outcomes = run(list(known.values()), order, lambda x: tell(x.done, x.total, said(x)))
+    with Progress(sys.stderr).counting() as show_count:
+        outcomes = run(
+            list(known.values()),
+            "full" if full else "quick",
+            out,
+            lambda x: show_count(x.done, x.total, said(x)),
+            seeds=seeds,
+            workers=count(workers),
+        )
     left = sum(outcome.asked - len(outcome.results) for outcome in outcomes)
     if left:
         cli.stop(f"stopped, {left} cells are left")
@@ -104,7 +110,7 @@ def show(outcomes: "Sequence[Outcome]") -> None:
     """A row for each experiment on standard output."""
     from rich.table import Table
 
-    from rebracket.lab.base import mean_over_seeds
+    from rebracket.lab.base.experiment import mean_over_seeds
 
     table, refuted = Table(show_lines=True), False
     for name in ("experiment", "seconds", "claim", "what was found"):

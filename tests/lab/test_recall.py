@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rebracket.lab import recall
-from rebracket.lab.base import Result, mean_over_seeds
+from rebracket.lab.base.experiment import Result, mean_over_seeds
 from rebracket.lab.base.running import Job, measure
 from rebracket.nn.writes import DeltaWrite
 from rebracket.ops.state import State
@@ -27,7 +27,7 @@ def measured(mixer):
 
 
 def judged(faulty=None):
-    """The verdict when one mixer is measured anew."""
+    """The verdict when one mixer is measured again."""
     results = [r for mixer in recall.FEW for r in (measured(mixer) if mixer == faulty else healthy(mixer))]
     return recall.Recall().verdict(mean_over_seeds(results))
 
@@ -105,7 +105,7 @@ def test_the_best_rate_counts():
 def test_a_run_that_knows_enough_stops(monkeypatch):
     monkeypatch.setattr(recall, "ENOUGH", -1.0)
     cell = {"task": "tiny", "steps": 40, "rate": 1e-2, "mixer": "gla", "seed": 0}
-    assert recall.Recall().measure(cell)["steps taken"] == 40 // recall.LOOKS
+    assert recall.Recall().measure(cell)["steps taken"] == 40 // recall.CHECKS
 
 
 @functools.cache

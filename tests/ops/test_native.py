@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import rebracket as rb
 from rebracket.ops.backend import INSTALLED
@@ -59,7 +60,7 @@ def inputs(name: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 def agree(found: Any, wanted: Any) -> None:
     """Every tensor of the first within the limit of its like in the second, which is float64."""
-    pairs = zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(wanted), strict=True)
+    pairs = zip(tree_leaves(found), tree_leaves(wanted), strict=True)
     for i, (x, y) in enumerate(pairs):
         assert error(x, y) < LIMIT, (i, error(x, y))
 
