@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebracket.ops.backend import Backend, PreparedStep, choose
 from rebracket.ops.lowering import lowered_step, make_step, with_time_axis
-from rebracket.ops.native import PLAIN, undisturbed
+from rebracket.ops.native import PLAIN, transforms, undisturbed
 from rebracket.ops.state import Output, State
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
@@ -117,7 +117,7 @@ class Prepared:
 
 def layouts(values: Values) -> list[Any] | None:
     """All that a step depends on besides the numbers in its tensors; None where it must be computed as any call is."""
-    if not undisturbed():
+    if not undisturbed() or transforms():
         return None
     learning, found = torch.is_grad_enabled(), []
     for x in values:

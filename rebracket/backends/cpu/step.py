@@ -16,7 +16,7 @@ from rebracket.backends.cpu.recurrence import KERNELS, check_decays, describe, r
 from rebracket.ops.backend import Implementation, PreparedStep, Tensors
 from rebracket.ops.call import Recurrence, Step
 from rebracket.ops.checks import check_decay_values
-from rebracket.ops.native import learns, plain
+from rebracket.ops.native import learns, plain, transforms
 from rebracket.ops.state import Output, State
 
 Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)
@@ -74,7 +74,7 @@ class StepKernels(Implementation[Step]):
 def kernel_runs(token: Recurrence) -> bool:
     """Whether the step's own kernel can run: one write, no gradients, nothing traced."""
     tensors = token.tensors().values()
-    return token.per_token == 1 and plain(tensors) and not learns(tensors)
+    return token.per_token == 1 and plain(tensors) and not learns(tensors) and not transforms()
 
 
 def writable(state: State) -> bool:
