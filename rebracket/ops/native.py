@@ -114,7 +114,7 @@ class Eager(torch.autograd.Function):
         """Each member of the batch by a call of its own."""
         members = []
         for i in range(info.batch_size):
-            one = [x if dim is None else x.select(dim, i) for x, dim in zip(values, in_dims, strict=True)]
+            one = [x.select(dim, i) if isinstance(dim, int) else x for x, dim in zip(values, in_dims, strict=True)]
             members.append(Eager.apply(*one))
         stacked = tuple(torch.stack(parts) for parts in zip(*members, strict=True))
         return stacked, (0,) * len(stacked)
