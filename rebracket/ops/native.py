@@ -70,7 +70,7 @@ class NativeOperator(Implementation[Kind]):
             return self.registered(*vars(call).values(), learns(tensors))[: self.results]
         if learns(tensors) or transforms():
             return Eager.of(self, call)
-        return self.forward(call, keep=False)[: self.results]
+        return self.forward(with_memory(call), keep=False)[: self.results]
 
 
 @final
@@ -87,7 +87,8 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def forward(operator: NativeOperator[Any], bare: Any, names: tuple[str, ...], *tensors: Tensor) -> Results:
         """The results and what is kept, for a call in which tensors stand under their names."""
-        return operator.forward(dataclasses.replace(bare, **dict(zip(names, tensors, strict=True))), keep=True)
+        call = dataclasses.replace(bare, **dict(zip(names, tensors, strict=True)))
+        return operator.forward(with_memory(call), keep=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
@@ -106,7 +107,7 @@ class Eager(torch.autograd.Function):
         if torch.is_grad_enabled() or not plain([*saved, *(x for x in grads if x is not None)]) or transforms():
             found = differentiable_backward(ctx.operator, call, grads)
         else:
-            found = ctx.operator.backward(call, saved[:kept], grads)
+            found = ctx.operator.backward(with_memory(call), saved[:kept], grads)
         return None, None, None, *(found.get(name) for name in ctx.names)
 
     @staticmethod
@@ -145,7 +146,21 @@ PLAIN = {Tensor, torch.nn.Parameter}
 
 def plain(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors are numbers in this process's memory, and nothing traces, records or transforms what is done."""
-    return undisturbed() and all(type(x) in PLAIN and x.device.type != "meta" for x in tensors)
+    return undisturbed() and all(stored(x) for x in tensors)
+
+
+def stored(x: Tensor) -> bool:
+    """Whether the numbers of x are those in its memory: no subclass, no sparse, nested or lazily changed tensor."""
+    lazy = x.is_neg() or x._is_zerotensor()
+    return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_meta and not lazy
+
+
+def with_memory(call: Any) -> Any:
+    """The call; a tensor whose memory was freed has none to be read."""
+    for name, x in call.tensors().items():
+        if x.numel() and not x.data_ptr():
+            raise ValueError(f"{name} has no memory: its storage was freed or resized; restore it before this call")
+    return call
 
 
 def learns(tensors: Iterable[Tensor]) -> bool:
@@ -181,13 +196,13 @@ def register(operator: Operator) -> Operator:
     run_backward = getattr(torch.ops.rebracket, f"{operator.name}_backward").default
 
     def run(*fields: Any) -> Results:
-        return operator.forward(operator.call(*fields[:-1]), keep=fields[-1])
+        return operator.forward(with_memory(operator.call(*fields[:-1])), keep=fields[-1])
 
     def outline(*fields: Any) -> Results:
         return operator.outline(operator.call(*fields[:-1]), keep=fields[-1])
 
     def differentiate(kept: list[Tensor], grads: list[Tensor], *fields: Any) -> list[Tensor]:
-        call = operator.call(*fields)
+        call = with_memory(operator.call(*fields))
         found = operator.backward(call, tuple(kept), grads)
         return [found[name] if name in found else torch.zeros_like(x) for name, x in floating(call).items()]
 

@@ -120,7 +120,9 @@ class PreparedKernel:
     def __call__(self, tensors: Tensors, state: State) -> Output:
         words, wrong = Words.from_buffer_copy(self.template), ctypes.c_int32()
         for place, index in self.pointers:
-            words[place] = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first step was)
+            words[place] = address = tensors[index].data_ptr()
+            if not address:
+                raise ValueError("a tensor of the step has no memory: its storage was freed, or it is lazily zero")
         after = state if self.inplace else room(state, self.normalize)
         out = torch.empty_like(self.like)
         words[OUT], words[WRONG], words[MEMORY_OUT] = out.data_ptr(), ctypes.addressof(wrong), after.memory.data_ptr()
