@@ -8,11 +8,14 @@ from typing import final
 
 import torch
 
-from rebracket.bench import cases, peers
+from rebracket.base.registry import nearest
+from rebracket.bench import peers
 from rebracket.bench.benchmark import Estimates, Row, Run, compare
 from rebracket.bench.case import MODES, Backend, Case, Mode, Shape, Size
+from rebracket.bench.cases import by_name
 from rebracket.bench.cases.base import AttentionCase
 from rebracket.bench.clock import Budget
+from rebracket.bench.crossover import SOFTMAX
 from rebracket.bench.limits import Limits, measure_limits
 
 SWEEP = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -45,7 +48,7 @@ class Suite:
         quiet: seconds to wait before a round for a quiet machine.
 
     Raises:
-        ValueError: no shape is for any of the modes.
+        ValueError: a rule is unknown, or no shape is for any of the modes.
 
     Example:
         >>> Suite(rules=["kda"], shapes=[(1, 6, 2, 4)], modes=["decode"])
@@ -67,20 +70,22 @@ class Suite:
     quiet: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in self.rules or ():
+            if name not in by_name():
+                raise ValueError(f"rule {name!r} is unknown{nearest(name, by_name())}")
         if not any(self.cases()):
             raise ValueError(
                 "nothing to benchmark: decode needs shapes with T = 1, such as 1x1x16x128, and the rest T > 1"
             )
 
-    def operators(self) -> Iterator[tuple[str, type[Case]]]:
-        """The names of the cases, and the operator of each."""
-        for name, operator in cases.by_name().items():
-            if self.rules is None or name in self.rules:
-                yield name, operator
+    def names(self) -> list[str]:
+        """The names of the cases."""
+        return [name for name in by_name() if self.rules is None or name in self.rules]
 
     def cases(self) -> Iterator[Case]:
         """Every case but those of the sweep."""
-        for name, operator in self.operators():
+        for name in self.names():
+            operator = by_name()[name]
             for shape in operator.shapes[self.size] if self.shapes is None else self.shapes:
                 for mode in self.modes:
                     fits = len(shape) == len(operator.letters) and (mode == "decode") == (shape[1] == 1)
@@ -95,12 +100,12 @@ class Suite:
 
     def sweeps(self) -> Iterator[list[Run]]:
         """The benchmarks that the plot shows: every rule of attention and softmax at one T."""
-        attention = {name: x for name, x in cases.by_name().items() if issubclass(x, AttentionCase)}
-        asked = [name for name, _ in self.operators() if name in attention and name != "softmax"]
-        for T in self.sweep if asked else ():
+        attention = {name: x for name, x in by_name().items() if issubclass(x, AttentionCase)}
+        rules = [name for name in self.names() if name in attention and name != SOFTMAX]
+        for T in self.sweep if rules else ():
             for mode in self.modes:
                 if mode != "decode":
-                    every = [attention[x](x, (1, T, HEADS, CHANNELS), mode, self.dtype) for x in (*asked, "softmax")]
+                    every = [attention[x](x, (1, T, HEADS, CHANNELS), mode, self.dtype) for x in (*rules, SOFTMAX)]
                     yield [Run(Backend(case.best), case) for case in every]
 
 

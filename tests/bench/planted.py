@@ -10,13 +10,14 @@ import torch
 from rebracket.bench import cases, clock, limits
 from rebracket.bench.case import Case, Implementation, Mode, NotCoveredError, Prepared, Results
 
-SMALL = {"BTHD": {"long": (2, 6, 3, 4), "token": (2, 1, 3, 4)}, "BTD": {"long": (2, 9, 5), "token": (3, 1, 5)}}
-"""Shapes of a sequence and of a token by the letters of the operator."""
+SIZES = {"B": 2, "T": 6, "H": 3, "D": 4}
+"""Small sizes by the letters of a shape; other letters have 5."""
 
 
 def case_of(name: str, mode: Mode, dtype: torch.dtype = torch.float32) -> Case:
     operator = cases.by_name()[name]
-    return operator(name, SMALL[operator.letters]["token" if mode == "decode" else "long"], mode, dtype)
+    sizes = SIZES | ({"T": 1} if mode == "decode" else {})
+    return operator(name, tuple(sizes.get(letter, 5) for letter in operator.letters), mode, dtype)
 
 
 def every_case() -> list[Case]:

@@ -33,7 +33,9 @@ def test_decode_is_for_one_token_and_the_rest_for_more():
 
 
 def test_shapes_are_for_the_operators_that_have_as_many_numbers():
-    found = replace(SMALL, rules=None, shapes=[LONG, (2, 6, 5)], modes=["forward"], sweep=())
+    found = replace(
+        SMALL, rules=[*RULES, "softmax", "convolution"], shapes=[LONG, (2, 6, 5)], modes=["forward"], sweep=()
+    )
     assert {(case.name, case.size) for case in found.cases()} == {
         *((name, "2x6x3x4") for name in (*RULES, "softmax")),
         ("convolution", "2x6x5"),
@@ -67,6 +69,11 @@ def test_the_sweep_compares_every_rule_with_softmax_at_the_same_length():
 def test_nothing_to_benchmark_is_an_error():
     with pytest.raises(ValueError, match="nothing to benchmark"):
         replace(SMALL, modes=["decode"], shapes=[LONG])
+
+
+def test_an_unknown_rule_is_an_error_with_the_nearest():
+    with pytest.raises(ValueError, match="rule 'kdaa' is unknown, did you mean 'kda'"):
+        replace(SMALL, rules=["linear", "kdaa"])
 
 
 @pytest.mark.parametrize("known", [FULL, QUICK])

@@ -25,7 +25,7 @@ class SoftmaxAttentionCase(AttentionCase):
     modes = ("forward", "train")
     growth = 2.0
     best = "softmax_attention"
-    note = "Those of softmax are the half of the T x T scores that each token sees."
+    note = "The operations of softmax are those of the half of the T x T scores that tokens see."
 
     @property
     def work(self) -> Work:
