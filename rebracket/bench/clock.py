@@ -15,7 +15,9 @@ from typing import final
 import torch
 
 SAMPLE = 0.01
-"""Seconds that a sample takes at least: a shorter call is repeated within it."""
+"""CPU seconds that a sample takes at least: a shorter call is repeated within it."""
+WAITING = 4
+"""How much longer a sample may take at most for this, when other processes run or the call waits."""
 LONG = 0.1
 """Seconds of a first call from which on the later ones need no repeating within a sample."""
 FEWEST = 3
@@ -103,7 +105,10 @@ def sample(call: Callable[[], object], repeats: int) -> tuple[float, float]:
 def repeats_of(call: Callable[[], object], took: float) -> int:
     """Calls that take as long as a sample, the first one having taken `took` seconds."""
     repeats = 1
-    while took < LONG and sample(call, repeats)[0] * repeats < SAMPLE:
+    while took < LONG:
+        wall, cpu = sample(call, repeats)
+        if cpu * repeats >= SAMPLE or wall * repeats >= WAITING * SAMPLE:
+            break
         repeats *= 2
     return repeats
 

@@ -33,9 +33,12 @@ def test_as_many_rounds_as_fit_and_a_few_at_least(slow_looking, rounds, seconds,
     assert fewest <= len(found["only"].samples) <= most
 
 
-def test_a_short_call_is_repeated_within_a_sample(monkeypatch):
+@pytest.mark.parametrize(("share", "repeats"), [(1.0, 16), (0.5, 32), (0.01, 64)])
+def test_a_short_call_is_repeated_within_a_sample(monkeypatch, share, repeats):
+    """Of whose time a share is its own."""
     now, count = [0.0], [0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: share * now[0])
 
     def call():
         now[0] += 0.0007
@@ -43,7 +46,8 @@ def test_a_short_call_is_repeated_within_a_sample(monkeypatch):
 
     found, _ = measure({"call": call}, Budget(rounds=3, seconds=0))
     assert found["call"].wall == pytest.approx([0.0007] * 3)
-    assert count[0] == 1 + 2 + 4 + 8 + 16 + 3 * 16  # 16 calls are over a hundredth of a second
+    # 16 calls are over a hundredth of a second, and 64 over four hundredths, after which it waits no longer.
+    assert count[0] == 2 * repeats - 1 + 3 * repeats
 
 
 def test_a_long_call_is_not_repeated(slow_looking):
