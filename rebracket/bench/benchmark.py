@@ -200,7 +200,7 @@ def start(run: Run, known: Reference, count: int, estimates: Estimates) -> tuple
     if not errors[name] <= TOLERANCES[run.case.dtype]:
         return replace(row, status="wrong", reason=f"{name} is off by {errors[name]:.1e} of the largest"), None
     functions = functions_called(prepared.run) if first.seconds < LONG else None
-    return replace(row, functions=functions, timing=Timing((first.seconds,), (first.seconds,))), prepared
+    return replace(row, functions=functions, timing=Timing.of((first.seconds, first.cpu_seconds))), prepared
 
 
 def functions_called(call: Callable[[], object]) -> int:

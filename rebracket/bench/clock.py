@@ -47,6 +47,12 @@ class Timing:
     samples: tuple[float, ...]
     wall: tuple[float, ...] = ()
 
+    @classmethod
+    def of(cls, *samples: tuple[float, float]) -> Timing:
+        """That of samples in wall and CPU seconds, on as many threads as torch has now."""
+        wall, cpu = zip(*samples, strict=True)
+        return cls(cpu if torch.get_num_threads() == 1 else wall, wall)
+
     @property
     def median(self) -> float:
         return statistics.median(self.samples)
@@ -137,12 +143,7 @@ def measure(
         with others.watched():
             for name, call in calls.items():
                 taken[name].append(sample(call, repeats[name]))
-    return {name: timing(samples) for name, samples in taken.items()}, others.cores
-
-
-def timing(samples: list[tuple[float, float]]) -> Timing:
-    wall, cpu = zip(*samples, strict=True)
-    return Timing(cpu if torch.get_num_threads() == 1 else wall, wall)
+    return {name: Timing.of(*samples) for name, samples in taken.items()}, others.cores
 
 
 @contextmanager

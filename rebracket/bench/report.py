@@ -39,8 +39,8 @@ do. On one thread the time is CPU seconds of the process, which other processes 
 threads of its own, as those of JAX do, takes longer than that. On more threads it is wall time. Over a sequence the
 comparison is a fraction of the limit: the fewest operations there are, at the rate that torch.mm had in float32 in the
 same turns, or the bytes of inputs and outputs at the rate of a copy, where that takes longer. In decode it is a
-multiple of the time of one multiplication of the state by a number, in place. A time without a spread is the wall time
-of the one call that was made, since it was long. What begins with "about" was not measured: it follows from a smaller
+multiple of the time of one multiplication of the state by a number, in place. A time without a spread is that of the
+one call that was made, since it was long. What begins with "about" was not measured: it follows from a smaller
 shape and would have taken too long, or too much memory. Functions called are those of Python and the builtin ones, in
 the case with the fewest.
 """

@@ -99,9 +99,8 @@ def test_what_would_take_too_long_does_not_run(monkeypatch):
     [((0.4, 0.1), (3, 3)), ((0.6, 0.3), (3, 3)), ((0.6, 0.1), (1, 3)), ((1.9, 1.8), (3, 3)), ((2.1, 2.0), (1, 1))],
 )
 def test_one_call_is_enough_of_what_is_slow_and_far_behind(monkeypatch, seconds, samples):
-    took = iter(seconds)
-    made = benchmark.first_call
-    monkeypatch.setattr(benchmark, "first_call", lambda call: replace(made(call), seconds=next(took)))
+    took, made = iter(seconds), benchmark.first_call
+    monkeypatch.setattr(benchmark, "first_call", lambda call: replace(made(call), seconds=9.0, cpu_seconds=next(took)))
     rows = run(KDA, Planted("a"), Planted("b"))[:2]
     assert tuple(len(row.timing.samples) for row in rows if row.timing is not None) == samples
     assert all(row.status == "timed" for row in rows)
