@@ -120,7 +120,7 @@ class PreparedKernel:
     def __call__(self, tensors: Tensors, state: State) -> Output:
         words, wrong = Words.from_buffer_copy(self.template), ctypes.c_int32()
         for place, index in self.pointers:
-            words[place] = address = tensors[index].data_ptr()
+            words[place] = address = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first was)
             if not address:
                 raise ValueError("a tensor of the step has no memory: its storage was freed, or it is lazily zero")
         after = state if self.inplace else room(state, self.normalize)
