@@ -29,7 +29,7 @@ from rebracket.lab.base import (
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.nn.attention import LinearAttention
-from rebracket.nn.writes import AdditiveWrite
+from rebracket.nn.writes.additive import AdditiveWrite
 from rebracket.train.config import OptimizerConfig
 
 if TYPE_CHECKING:

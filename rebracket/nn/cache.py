@@ -25,6 +25,7 @@ class LayerCache(SavedTensors):
             count; else None.
 
     Example:
+        >>> import torch
         >>> cache = LayerCache(State.zeros(2, 3, 4, 5), torch.zeros(2, 3, 8))
         >>> cache.rows, cache.nbytes
         (2, 672)

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from rebracket.base.checks import one_of, whole
 from rebracket.ops.convolution import Activation, short_convolution
 
 
@@ -40,11 +41,8 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, width: int = 4, activation: Activation = "silu", bias: bool = False) -> None:
         super().__init__()
-        if channels < 1 or width < 1:
-            raise ValueError(f"channels and width must be at least 1, got {channels} and {width}")
-        if activation not in ("silu", None):
-            raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
-        self.channels, self.width = channels, width
+        one_of("activation", activation, (None, "silu"))
+        self.channels, self.width = whole("channels", channels), whole("width", width)
         self.activation: Activation = activation
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None

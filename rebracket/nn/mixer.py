@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import final
+from types import MappingProxyType
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
+from rebracket.base.checks import number, whole
+from rebracket.base.registry import options
 from rebracket.nn.cache import LayerCache
 from rebracket.ops.validate import Mode
 
-CHOICES = ("window", "convolution", "feature", "beta_max", "rotary_base", "horizon")
+Part = TypeVar("Part")
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @final
 @dataclass(frozen=True)
 class MixerSize:
-    """The sizes and choices from which a preset builds its layer; none of the sizes follows from another.
-
-    A choice left None is the preset's own; a preset refuses a choice that it does not know.
+    """The sizes of a layer; none of them follows from another.
 
     Args:
         d_model: width of the residual stream.
@@ -30,17 +34,10 @@ class MixerSize:
         value_dim: width of one head of v, V.
         layer: which block of the model this is, from 0.
         layers: blocks of the model; sets the first scale of the output projection.
-        norm_eps: added under the square root of the output norm, > 0.
-        window: tokens that softmax attention reads back, itself included, >= 1.
-        convolution: width of the short convolution in tokens, >= 1; 1 mixes no tokens.
-        feature: name of the feature map of q and k.
-        beta_max: largest strength of the delta rule's writes, in (0, 2]; above 1 the transition may have negative
-            eigenvalues.
-        rotary_base: wavelength base of the rotary positions, > 1.
-        horizon: distance in tokens at which cosine weights have fallen to 0, >= 1.
+        norm_eps: added under the square root of the output norm, in (0, 1].
 
     Raises:
-        ValueError: If a size is below 1, key_heads does not divide heads, or a choice is out of its range.
+        ValueError: If a size is out of its range, or key_heads does not divide heads.
 
     Example:
         >>> MixerSize(d_model=16, heads=4, key_heads=2, key_dim=3, value_dim=5).heads
@@ -55,49 +52,34 @@ class MixerSize:
     layer: int = 0
     layers: int = 1
     norm_eps: float = 1e-5
-    window: int | None = None
-    convolution: int | None = None
-    feature: str | None = None
-    beta_max: float | None = None
-    rotary_base: float | None = None
-    horizon: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "d_model",
-            "heads",
-            "key_heads",
-            "key_dim",
-            "value_dim",
-            "layers",
-            "window",
-            "convolution",
-            "horizon",
-        ):
-            refuse_below_one(name, getattr(self, name))
+        for name in ("d_model", "heads", "key_heads", "key_dim", "value_dim", "layers"):
+            whole(name, getattr(self, name))
         if self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide heads, got {self.key_heads} for {self.heads} heads")
-        if not 0 <= self.layer < self.layers:
-            raise ValueError(f"layer must lie in [0, layers), got layer {self.layer} of {self.layers}")
-        refuse_outside("norm_eps", self.norm_eps, 0, 1)
-        refuse_outside("beta_max", self.beta_max, 0, 2)
-        refuse_outside("rotary_base", self.rotary_base, 1, float("inf"))
-
-    def choices(self) -> tuple[str, ...]:
-        """The names of the choices that were made."""
-        return tuple(name for name in CHOICES if getattr(self, name) is not None)
+        whole("layer", self.layer, 0, self.layers - 1)
+        number("norm_eps", self.norm_eps, 0, 1)
 
 
-def refuse_below_one(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+def fitted(kind: Callable[..., Part], size: MixerSize, others: Mapping[str, object] = NOTHING) -> Part:
+    """A part of a layer, each parameter without a default given the size of that name.
 
+    Args:
+        kind: the class; its parameters with a default keep it.
+        size: the layer's sizes.
+        others: further values by name.
 
-def refuse_outside(name: str, value: float | None, low: float, high: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
-        raise ValueError(f"{name} must lie in ({low}, {high}], got {value!r}")
+    Raises:
+        TypeError: If a parameter without a default has no such name.
+    """
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {name for name, x in inspect.signature(kind).parameters.items() if x.kind not in several}
+    needed, known = named - options(kind).keys(), {**vars(size), **others}
+    if needed - known.keys():
+        unknown = ", ".join(sorted(needed - known.keys()))
+        raise TypeError(f"{kind.__name__}: {unknown} must be named as one of {', '.join(known)}, or have a default")
+    return kind(**{name: known[name] for name in needed})
 
 
 def rows_of(x: Tensor, cu_seqlens: Tensor | None) -> int:

@@ -5,6 +5,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from rebracket.base.checks import number
 from rebracket.ops.precision import at_least_float32
 
 
@@ -41,9 +42,7 @@ class Rotary(nn.Module):
         super().__init__()
         if dim < 2 or dim % 2:
             raise ValueError(f"dim must be even and at least 2, got {dim}; it is the key dimension of the layer")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        self.dim, self.base = dim, base
+        self.dim, self.base = dim, number("rotary base", base, 1)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Turns every head of every token by its position.

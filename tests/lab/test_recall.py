@@ -8,7 +8,7 @@ import torch
 from rebracket.lab import recall
 from rebracket.lab.base import Result, mean_over_seeds
 from rebracket.lab.base.running import Job, measure
-from rebracket.nn.writes import DeltaWrite
+from rebracket.nn.writes.delta import DeltaWrite
 from rebracket.ops.state import State
 from rebracket.ops.writes.delta import Delta
 

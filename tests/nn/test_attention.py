@@ -8,7 +8,6 @@ import torch
 
 from rebracket import features
 from rebracket.nn import DeltaWrite, HeadNorm, LayerCache, LinearAttention, Projection, Rotary, decays
-from rebracket.nn.attention import widened
 from tests.nn.tiny import SIZE, B, assert_same, mixer, stir, tokens
 
 IDENTITY = features.make("identity", SIZE.key_dim)
@@ -59,7 +58,7 @@ def test_parts_combine(name: str, decay: str | None, delta: bool, convolution: i
     layer = LinearAttention(
         SIZE,
         feature=feature,
-        decay=None if decay is None else decays.make(decay, widened(SIZE, feature)),
+        decay=None if decay is None else decays.make(decay, dataclasses.replace(SIZE, key_dim=feature.dim_out)),
         write=DeltaWrite(SIZE.d_model, SIZE.heads) if delta else None,
         convolution=convolution,
         rotary=Rotary(SIZE.key_dim) if turned else None,

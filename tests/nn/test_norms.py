@@ -61,7 +61,7 @@ def test_heads_are_gated_and_then_normed_together():
     torch.testing.assert_close(norm(o, gate), wanted.unflatten(2, (3, 4)), rtol=1e-12, atol=1e-12)
     assert norm(o.bfloat16(), gate.bfloat16()).dtype == torch.bfloat16
     for wrong in (None, gate[..., 1:]):
-        with pytest.raises(ValueError, match=r"gate must have the shape of o, \[2, 5, 3, 4\]"):
+        with pytest.raises(ValueError, match=r"gate must fit activation 'silu' and o \[2, 5, 3, 4\]"):
             norm(o, wrong)
 
 
@@ -128,5 +128,5 @@ def test_bad_sizes_are_refused():
         RMSNorm(4, 0.0)
     with pytest.raises(ValueError, match="value_dim must"):
         HeadNorm(0)
-    with pytest.raises(ValueError, match="activation must be None or one of silu, sigmoid"):
+    with pytest.raises(ValueError, match="activation must be one of None, 'silu', 'sigmoid'"):
         HeadNorm(4, activation="relu")  # pyright: ignore[reportArgumentType]

@@ -5,8 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.nn.decays import Decay
-from rebracket.nn.mixer import MixerSize
+from rebracket.nn.decays.base import Decay
 
 
 @final
@@ -40,8 +39,3 @@ class RetNetDecay(Decay):
 
     def reset_parameters(self) -> None:
         """Nothing to draw."""
-
-
-def build(size: MixerSize) -> Decay:
-    """RetNet's decays for `size.heads` heads."""
-    return RetNetDecay(size.heads)
