@@ -262,9 +262,9 @@ def another(default: object) -> object:
     return default / 2 if isinstance(default, float) else 3
 
 
-@pytest.mark.parametrize("value", [0, -1, "x", [2]])
-def test_an_option_out_of_range_is_refused_by_name(name: str, value: object):
-    for option in presets.options(name).keys() - {"feature"}:
+@pytest.mark.parametrize("value", ["x", (2,), 2j])
+def test_an_option_of_a_wrong_kind_is_refused_by_name(name: str, value: object):
+    for option in presets.options(name):
         with pytest.raises((TypeError, ValueError), match=option.replace("_", ".")):
             presets.make(name, SIZE, {option: value})
 
