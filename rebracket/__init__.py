@@ -7,6 +7,7 @@ from rebracket.ops.plan import Plan
 from rebracket.ops.segment import Segment, compose, scan
 from rebracket.ops.softmax import KeyValues, softmax_attention
 from rebracket.ops.state import Output, State
+from rebracket.ops.stepper import Stepper
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
 from rebracket.ops.writes.delta_product import DeltaProduct
@@ -27,6 +28,7 @@ __all__ = [
     "ReadKey",
     "Segment",
     "State",
+    "Stepper",
     "compose",
     "explain",
     "linear_attention",

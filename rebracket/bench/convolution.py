@@ -25,7 +25,8 @@ from rebracket.bench.race import Entry, checked, run, settled, timing
 from rebracket.bench.torch_call import trained
 from rebracket.bench.truth import Results, distance
 from rebracket.ops.backend import INSTALLED
-from rebracket.ops.convolution import Convolution, short_convolution
+from rebracket.ops.call import Convolution
+from rebracket.ops.convolution import short_convolution
 
 NAME, TITLE = "convolution", "short convolution"
 WIDTH = 4
@@ -145,7 +146,7 @@ class Ours(Entrant):
         return short_convolution(x.x, x.filters, tail=x.tail, activation="silu", backend=self.name)
 
     def refusal(self, x: Inputs) -> str | None:
-        return INSTALLED[self.name].convolution_refusal(Convolution(x.x, x.filters, None, x.tail, None, "silu"))
+        return INSTALLED[self.name].covers(Convolution(x.x, x.filters, None, x.tail, None, "silu"))
 
 
 @final

@@ -10,6 +10,7 @@ from typing import Any, Self, final
 
 import torch
 
+from rebracket.base.checks import truth, whole
 from rebracket.base.registry import nearest
 from rebracket.nn import presets
 from rebracket.nn.mixer import Mixer, MixerSize
@@ -63,7 +64,7 @@ class LayerConfig:
         own = [field.name for field in dataclasses.fields(cls) if field.name != "options"]
         refuse_unknown(values, [*own, *known], where)
         refuse_missing(values, ("heads",), where)
-        heads = whole(values, "heads", where)
+        heads = whole(f"{where}: heads", values["heads"])
         key_dim = values.get("key_dim", d_model // heads)
         sizes = {"key_heads": heads, "key_dim": key_dim, "value_dim": key_dim}
         chosen = sorted((name, values[name]) for name in known if values.get(name) is not None)
@@ -126,9 +127,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, least in (("vocab_size", 1), ("d_model", 1), ("mlp_dim", 0), ("context", 1)):
-            whole(vars(self), name, "config", least)
-        if not isinstance(self.tie_embeddings, bool):
-            raise TypeError(f"tie_embeddings must be True or False, got {self.tie_embeddings!r}")
+            whole(f"config: {name}", getattr(self, name), least)
+        truth("tie_embeddings", self.tie_embeddings)
         if not self.layers:
             raise ValueError("layers must hold at least one layer, got none")
         for index, layer in enumerate(self.layers):
@@ -163,7 +163,7 @@ class Config:
         own = [field.name for field in dataclasses.fields(cls)]
         refuse_unknown(table(values, "config"), [*own, *PATTERN_KEYS], "config")
         refuse_missing(values, ("vocab_size", "d_model", "context"), "config")
-        d_model = whole(values, "d_model", "config")
+        d_model = whole("config: d_model", values["d_model"])
         plain = {key: value for key, value in values.items() if key in own}
         widened = {"mlp_dim": 8 * -(-d_model // 3), **plain}
         return cls(**{**widened, "layers": layers_of(values, d_model)})
@@ -210,7 +210,8 @@ def patterned_layers(values: Mapping[str, Any], d_model: int) -> tuple[LayerConf
         raise ValueError(f"pattern must be a list of at least one name, got {pattern!r}")
     refuse_unknown(dict.fromkeys(pattern), tables.keys(), "pattern")
     named = {name: named_layer(name, sizes, d_model) for name, sizes in tables.items()}
-    return tuple(named[name] for name in itertools.islice(itertools.cycle(pattern), whole(values, "depth", "config")))
+    depth = whole("config: depth", values["depth"])
+    return tuple(named[name] for name in itertools.islice(itertools.cycle(pattern), depth))
 
 
 def named_layer(name: str, sizes: object, d_model: int) -> LayerConfig:
@@ -235,11 +236,3 @@ def refuse_missing(values: Mapping[str, Any], needed: Collection[str], where: st
     missing = [key for key in needed if key not in values]
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} must be given")
-
-
-def whole(values: Mapping[str, Any], name: str, where: str, least: int = 1) -> int:
-    """The whole number of that name, or a ValueError."""
-    value = values[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}: {name} must be a whole number of at least {least}, got {value!r}")
-    return value

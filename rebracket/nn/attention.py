@@ -24,9 +24,10 @@ from rebracket.nn.rotary import Rotary
 from rebracket.nn.skip import ValueSkip
 from rebracket.nn.writes.additive import AdditiveWrite
 from rebracket.nn.writes.base import Write, Written
-from rebracket.ops.attention import linear_attention, step
+from rebracket.ops.attention import linear_attention
+from rebracket.ops.checks import Mode
 from rebracket.ops.state import State
-from rebracket.ops.validate import Mode
+from rebracket.ops.stepper import Stepper
 
 
 @final
@@ -115,6 +116,7 @@ class LinearAttention(Mixer):
             width = whole("convolution", convolution)
             self.convolution = ShortConvolution(sum(self.widths), width, "silu" if self.silu else None)
         self.out = Projection(v, size.d_model, residual_std(size.layers))
+        self.stepper = Stepper(normalize=normalize, scale=scale)
 
     def forward(
         self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
@@ -141,15 +143,13 @@ class LinearAttention(Mixer):
         self.refuse_misshapen(x, "B,d_model")
         held = self.own(cache, x.shape[0])
         given = self.operands(x, cache, None)
-        out, state = step(
+        out, state = self.stepper(
             given.q,
             given.written.k,
             given.written.v,
             log_decay=given.log_decay,
             write=given.written.rule,
             bonus=given.written.bonus,
-            normalize=self.normalize,
-            scale=self.scale,
             state=held,
             inplace=inplace,
         )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rebracket.base.checks import one_of, whole
-from rebracket.ops.convolution import Activation, short_convolution
+from rebracket.ops.call import Activation
+from rebracket.ops.convolution import short_convolution
 
 
 @final

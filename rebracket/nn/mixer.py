@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rebracket.base.checks import number, whole
 from rebracket.base.registry import options
 from rebracket.nn.cache import LayerCache
-from rebracket.ops.validate import Mode
+from rebracket.ops.checks import Mode
 
 Part = TypeVar("Part")
 NOTHING: Mapping[str, object] = MappingProxyType({})

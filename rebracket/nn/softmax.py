@@ -13,8 +13,8 @@ from rebracket.nn.mixer import Mixer, MixerSize, rows_of
 from rebracket.nn.positions import positions
 from rebracket.nn.projections import Projection, residual_std
 from rebracket.nn.rotary import Rotary
+from rebracket.ops.checks import Mode, check_mode
 from rebracket.ops.softmax import KeyValues, softmax_attention
-from rebracket.ops.validate import Mode, check_mode
 
 
 @final

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rebracket.base.checks import truth
-from rebracket.ops import bidirectional, repetition, validate
 from rebracket.ops.backend import choose
-from rebracket.ops.plan import Plan, decide, plan
+from rebracket.ops.checks import Mode
+from rebracket.ops.lowering import make_call, make_step
+from rebracket.ops.plan import Plan, plan, run
 from rebracket.ops.state import Output, State
-from rebracket.ops.validate import Mode
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 
@@ -51,8 +50,8 @@ def linear_attention(
             below 2^-100.
         scale: factor of the output, K**-0.5 by default, 1 when `normalize`.
         state: the state to continue from; zeros by default.
-        cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are a tail
-            whose outputs are 0.
+        cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are
+            padding, whose outputs are 0.
         causal: False lets every token see the whole sequence (additive rules, no `state`, no `bonus`); the state
             returned is that of the forward direction.
         mode: "parallel" (T**2), "chunk" (T) or "recurrent" (T, one token at a time); "auto" is what `explain` says.
@@ -81,9 +80,8 @@ def linear_attention(
         >>> bool(torch.allclose(torch.cat([first, rest], 1), whole, atol=1e-5))
         True
     """
-    call = validate.recurrence(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens)
-    chosen, how, size = decide(call, mode, chunk, backend, causal)
-    return chosen.run(call, size) if causal else bidirectional.run(chosen, call, how, size)
+    call = make_call(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens, causal)
+    return run(call, mode, chunk, backend)
 
 
 def step(
@@ -124,7 +122,8 @@ def step(
         ValueError: as `linear_attention`; also when `inplace` would write into a state of another dtype.
         TypeError: an argument of the wrong kind.
 
-    Cost: 4 K V operations a head (6 K V erasing) and the state read and written once, whatever came before.
+    Cost: 4 K V operations a head (6 K V erasing) and the state read and written once, whatever came before. The checks
+    take longer than a small state does: `Stepper` makes them once for many steps.
 
     Source: Katharopoulos et al. 2020, whose transformer is a recurrent network of this step.
 
@@ -135,26 +134,9 @@ def step(
         >>> out.shape
         torch.Size([1, 2, 5])
     """
-    try:
-        tensors, others = repetition.parts(q, k, v, log_decay, bonus, state, write)
-        key = repetition.signature(tensors, [*others, normalize, scale, inplace, backend])
-        repeat = None if key is None else repetition.KNOWN.get(key)
-    except (AttributeError, TypeError):  # not what the arguments should be, as the checks will say
-        tensors, key, repeat = [], None, None
-    if repeat is not None:
-        return repeat(tensors, state)
-    validate.check_write(write)
-    validate.check_token(q, k, v, log_decay, state, write.entries)
-    truth("inplace", inplace)
-    token = validate.with_time_axis(q, k, v, log_decay, write)
-    call = validate.recurrence(*token, bonus, normalize, scale, state, None)
-    if inplace:
-        validate.check_inplace(state, call)
-    chosen = choose(call, backend)
-    if key is not None:
-        repetition.keep(key, chosen.repeat(call, inplace, tensors))
-    out, state = chosen.step(call, inplace)
-    return Output(out.squeeze(1), state)
+    call = make_step(q, k, v, log_decay, write, bonus, normalize, scale, state, inplace)
+    out, after = choose(call, backend).run(call)
+    return Output(out.squeeze(1), state if inplace else after)
 
 
 def explain(
@@ -213,7 +195,5 @@ def explain(
         backend reference, mode chunk, chunk 64, state 131,072 bytes
         ...
     """
-    call = validate.recurrence(
-        q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens, lower=validate.outlined
-    )
-    return plan(call, mode, chunk, backend, causal)
+    call = make_call(q, k, v, log_decay, write, bonus, normalize, scale, state, cu_seqlens, causal, shapes_only=True)
+    return plan(call, mode, chunk, backend)

@@ -1,99 +1,115 @@
-"""What a backend is, and which of the installed ones runs a call."""
+"""Backends: which operators each of them computes, and which one runs a call.
+
+An operator is a type of call. A backend lists the types that it computes; anything else it refuses with that reason.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor
 
-from rebracket.ops.recurrence import Recurrence
-from rebracket.ops.repetition import Repeat, Tensors
-from rebracket.ops.state import Output
+from rebracket.ops.call import Call
+from rebracket.ops.state import Output, State
 
-if TYPE_CHECKING:
-    from rebracket.ops.convolution import Convolution
+Kind = TypeVar("Kind", bound=Call)
+Tensors = Sequence[Tensor | None]
+PreparedStep = Callable[[Sequence[Any], State], Output]
+"""Runs steps that differ from the one it was made from only in the numbers of their tensors."""
 
 
-class Backend(ABC):
-    """Computes the canonical recurrence and the short convolution, or says why it does not."""
-
-    name: ClassVar[str]
-    rank: ClassVar[int]
-    """Of the backends that accept a call, "auto" takes the one of the highest rank."""
-    chunk: ClassVar[int]
-    """The chunk in tokens when the caller names none."""
+class Implementation(ABC, Generic[Kind]):
+    """How a backend computes one type of call."""
 
     @abstractmethod
-    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
-        """Why this call is not covered in chunks of `chunk` tokens (None: of the backend's choice), or None."""
+    def covers(self, call: Kind) -> str | None:
+        """Why this call is not computed here, or None if it is."""
 
     @abstractmethod
-    def run(self, call: Recurrence, chunk: int) -> Output:
-        """The whole sequence in chunks of `chunk` tokens: 1 is recurrent, T or more is parallel."""
+    def run(self, call: Kind) -> Any:  # noqa: ANN401 - what an operator gives depends on its type of call
+        """The result of a call that is covered."""
 
-    @abstractmethod
-    def step(self, call: Recurrence, inplace: bool) -> Output:
-        """One token (T = 1) from a given state, written into that state when `inplace`."""
+    def settled(self, call: Kind) -> Kind:
+        """The call with what its caller left to the backend filled in."""
+        return call
 
-    def repeat(self, call: Recurrence, inplace: bool, tensors: Tensors) -> Repeat | None:
-        """A shorter way for later steps that differ from this one only in the numbers in `tensors`, or None."""
+    def prepare(self, call: Kind, given: Tensors) -> PreparedStep | None:
+        """A shorter way for later calls, which come as tensors in the order of `given`; None if there is none."""
         return None
 
-    @abstractmethod
-    def convolution_refusal(self, call: Convolution) -> str | None:
-        """Why this short convolution is not covered, or None."""
 
-    @abstractmethod
-    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
-        """y [B,T,D] and the next tail [N,W-1,D] of a short convolution."""
+@final
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute calls.
+
+    Args:
+        name: what `backend=` calls it.
+        rank: of the backends that cover a call, "auto" takes the one of the highest rank.
+        operators: how it computes each type of call.
+        missing: why it can compute nothing here (no kernels, no device, a library that is not installed), or None.
+    """
+
+    name: str
+    rank: int
+    operators: Mapping[type[Call], Implementation[Any]] = field(default_factory=dict)
+    missing: str | None = None
+
+    def covers(self, call: Call) -> str | None:
+        """Why the call is not computed here, or None if it is."""
+        if self.missing is not None:
+            return self.missing
+        if type(call) not in self.operators:
+            return f"it does not compute {type(call).__name__.lower()} calls"
+        return self.operators[type(call)].covers(call)
+
+    def settled(self, call: Kind) -> Kind:
+        """The call with what its caller left to the backend filled in."""
+        return self.operators[type(call)].settled(call)
+
+    def run(self, call: Call) -> Any:  # noqa: ANN401
+        """The result of a call that is covered."""
+        return self.operators[type(call)].run(call)
+
+    def prepare(self, call: Call, given: Tensors) -> PreparedStep | None:
+        """A shorter way for later calls, which come as tensors in the order of `given`; None if there is none."""
+        return self.operators[type(call)].prepare(call, given)
 
 
 INSTALLED: dict[str, Backend] = {}
 """The backends by name, the best first; `rebracket.backends` fills it with one entry per folder."""
-Refusal = Callable[[Backend], str | None]
-"""Why a backend does not cover the call in question, or None."""
 
 
-def choose(call: Recurrence, backend: str, chunk: int | None = None) -> Backend:
-    """The backend to run; an explicit one is obeyed or refused."""
-    return first(backend, lambda candidate: candidate.refusal(call, chunk))
-
-
-def choose_for_convolution(call: Convolution, backend: str) -> Backend:
-    """The backend to run a short convolution; an explicit one is obeyed or refused."""
-    return first(backend, lambda candidate: candidate.convolution_refusal(call))
-
-
-def first(backend: str, refusal: Refusal) -> Backend:
-    """The backend that was asked for, or the best that does not refuse."""
+def choose(call: Call, backend: str) -> Backend:
+    """The backend that was asked for, or the best that covers the call; an explicit one is obeyed or refused."""
     if backend != "auto":
-        return explicit(backend, refusal)
+        return explicit(call, backend)
     for candidate in INSTALLED.values():
-        if refusal(candidate) is None:
+        if candidate.covers(call) is None:
             return candidate
-    raise ValueError("no backend covers this call: " + "; ".join(refusals(tuple(INSTALLED), refusal)))
+    raise ValueError("no backend covers this call: " + "; ".join(refusals(call, INSTALLED.values())))
 
 
-def explicit(name: str, refusal: Refusal) -> Backend:
+def explicit(call: Call, name: str) -> Backend:
     if name not in INSTALLED:
         raise ValueError(f"backend must be auto or one of {', '.join(INSTALLED)}, got {name!r}")
-    reason = refusal(INSTALLED[name])
+    reason = INSTALLED[name].covers(call)
     if reason is not None:
         raise ValueError(f"backend {name!r} does not cover this call: {reason}")
     return INSTALLED[name]
 
 
-def reasons(call: Recurrence, backend: str, chosen: Backend, chunk: int | None) -> tuple[str, ...]:
+def reasons(call: Call, backend: str, chosen: Backend) -> tuple[str, ...]:
     """Why `choose` took the backend it took."""
     if backend != "auto":
         return (f"backend {backend!r}: asked for",)
-    better = tuple(name for name, other in INSTALLED.items() if other.rank > chosen.rank)
-    return *refusals(
-        better, lambda candidate: candidate.refusal(call, chunk)
-    ), f"backend {chosen.name!r}: the best of {', '.join(INSTALLED)} that covers this call"
+    better = [other for other in INSTALLED.values() if other.rank > chosen.rank]
+    best = f"backend {chosen.name!r}: the best of {', '.join(INSTALLED)} that covers this call"
+    return *refusals(call, better), best
 
 
-def refusals(among: tuple[str, ...], refusal: Refusal) -> list[str]:
-    return [f"not {name!r}: {refusal(INSTALLED[name])}" for name in among]
+def refusals(call: Call, backends: Iterable[Backend]) -> list[str]:
+    return [f"not {backend.name!r}: {backend.covers(call)}" for backend in backends]

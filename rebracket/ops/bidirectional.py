@@ -14,47 +14,46 @@ from torch import Tensor
 
 from rebracket.ops import normalizer
 from rebracket.ops.backend import Backend
+from rebracket.ops.call import Recurrence
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.precision import without_autocast
-from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
-from rebracket.ops.write import Writes
 
 
 def check(call: Recurrence) -> None:
     """Raises for what has no meaning without an order of time."""
-    if call.writes.r is not None:
+    if call.read_back is not None:
         raise ValueError("causal=False needs an additive write rule: an erasing one depends on the order of its writes")
     if call.bonus is not None:
         raise ValueError("causal=False has no bonus: a token already reads itself")
-    if call.state is not None:
+    if call.memory is not None:
         raise ValueError("causal=False takes no state: every token already sees the whole sequence")
 
 
-def run(backend: Backend, call: Recurrence, mode: str, chunk: int) -> Output:
+def run(backend: Backend, call: Recurrence, mode: str) -> Output:
     """The whole call; the state returned is that of the forward direction."""
-    exact = call.in_full_precision()
+    exact = replace(call.in_full_precision(), causal=True)
     counted = normalizer.counted(exact) if call.normalize else exact
     with without_autocast(call.q):
-        out, state = read_finished(counted) if one_pass(call, mode) else read_both_ways(backend, counted, chunk)
+        out, state = read_finished(counted) if one_pass(call, mode) else read_both_ways(backend, counted)
     out, state = normalizer.divided(out, state) if call.normalize else (out, state)
     return Output(out.to(call.q.dtype), state)
 
 
 def one_pass(call: Recurrence, mode: str) -> bool:
     """Whether all tokens read one finished state, which takes no order of time: without decay, in parallel."""
-    return call.log_decay is None and mode == "parallel"
+    return not call.causal and call.log_decay is None and mode == "parallel"
 
 
 def read_finished(call: Recurrence) -> Output:
     """O = scale Q (K^T V), one pass and no chunk."""
-    q, k = (repeat_heads(x, call.sizes.H) for x in (call.q, call.writes.k))
-    v = call.writes.v
+    q, k = (repeat_heads(x, call.sizes.H) for x in (call.q, call.k))
+    v = call.v
     pieces = [slice(0, call.sizes.T)] if call.cu_seqlens is None else spans(call.cu_seqlens)
     memories = [torch.einsum("bthk,bthv->bhkv", k[:, piece], v[:, piece]) for piece in pieces]
     out = [call.scale * torch.einsum("bthk,bhkv->bthv", q[:, p], m) for p, m in zip(pieces, memories, strict=True)]
-    tail = call.sizes.T - sum(x.shape[1] for x in out)
-    out.append(v.new_zeros(call.sizes.B, tail, *v.shape[2:]))
+    padding = call.sizes.T - sum(x.shape[1] for x in out)
+    out.append(v.new_zeros(call.sizes.B, padding, *v.shape[2:]))
     empty = v.new_zeros(0, *call.initial().memory.shape[1:])
     return Output(torch.cat(out, 1), State(torch.cat([empty, *memories])))
 
@@ -65,33 +64,33 @@ def spans(cu_seqlens: Tensor) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(offsets)]
 
 
-def read_both_ways(backend: Backend, call: Recurrence, chunk: int) -> Output:
+def read_both_ways(backend: Backend, call: Recurrence) -> Output:
     """Forward plus flipped minus the token itself."""
-    forward = backend.run(call, chunk)
-    backward = flip(backend.run(flipped(call), chunk).out, call.cu_seqlens)
+    forward = backend.run(call)
+    backward = flip(backend.run(flipped(call)).out, call.cu_seqlens)
     return Output(forward.out + backward - itself(call), forward.state)
 
 
 def itself(call: Recurrence) -> Tensor:
-    """What each token reads of its own pair, scale (q_t . k_t) v_t; zero in a tail."""
-    own = call.scale * (call.q * call.writes.k).sum(-1, keepdim=True)
-    own = repeat_heads(own, call.sizes.H) * call.writes.v
+    """What each token reads of its own pair, scale (q_t . k_t) v_t; zero in padding."""
+    own = call.scale * (call.q * call.k).sum(-1, keepdim=True)
+    own = repeat_heads(own, call.sizes.H) * call.v
     if call.cu_seqlens is None:
         return own
-    tail = torch.arange(call.sizes.T, device=own.device) >= call.cu_seqlens[-1]
-    return own.masked_fill(tail[:, None, None], 0)
+    padding = torch.arange(call.sizes.T, device=own.device) >= call.cu_seqlens[-1]
+    return own.masked_fill(padding[:, None, None], 0)
 
 
 def flipped(call: Recurrence) -> Recurrence:
     """The call with time reversed inside every sequence."""
     flip_decay = call.log_decay is not None and call.log_decay.ndim > 1
-    writes = Writes(flip(call.writes.k, call.cu_seqlens), flip(call.writes.v, call.cu_seqlens))
     log_decay = flip(call.log_decay, call.cu_seqlens) if flip_decay and call.log_decay is not None else call.log_decay
-    return replace(call, q=flip(call.q, call.cu_seqlens), writes=writes, log_decay=log_decay)
+    q, k, v = (flip(x, call.cu_seqlens) for x in (call.q, call.k, call.v))
+    return replace(call, q=q, k=k, v=v, log_decay=log_decay)
 
 
 def flip(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """x [B,T,...] with time reversed inside every sequence; a tail stays where it is."""
+    """x [B,T,...] with time reversed inside every sequence; padding stays where it is."""
     if cu_seqlens is None:
         return x.flip(1)
     t = torch.arange(x.shape[1], device=x.device)

@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, final
-
-import torch
 from torch import Tensor
 
-from rebracket.ops.backend import choose_for_convolution
-from rebracket.ops.validate import check_packing, check_tensor
-from rebracket.ops.write import Sizes
-
-Activation = Literal["silu"] | None
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Convolution:
-    """One call, checked, with tensors as the caller left them (any strides, any float dtype).
-
-    y_t = act(b + sum_j w_j * e_(t + j)),  j = 0..W-1,  e being the tail, or W - 1 zeros, and then x
-    """
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    tail: Tensor | None
-    cu_seqlens: Tensor | None
-    activation: Activation
-
-    @property
-    def sequences(self) -> int:
-        """N: rows of the tail."""
-        return self.x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+from rebracket.base.checks import one_of
+from rebracket.ops.backend import choose
+from rebracket.ops.call import Activation, Convolution
+from rebracket.ops.checks import FLOATS, check_packing, check_tensor
 
 
 def short_convolution(
@@ -56,8 +29,8 @@ def short_convolution(
         weight: w, [D,W], the newest token's weight last.
         bias: b, [D].
         tail: the W - 1 inputs before x, [N,W-1,D], oldest first; zeros by default.
-        cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are a tail
-            whose outputs are 0.
+        cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are
+            padding, whose outputs are 0.
         activation: "silu", act(z) = z / (1 + exp(-z)), or None for none.
         backend: "reference", any other installed one, or "auto". An explicit one is obeyed or refused.
 
@@ -80,7 +53,7 @@ def short_convolution(
     """
     call = Convolution(x, weight, bias, tail, cu_seqlens, activation)
     check(call)
-    return choose_for_convolution(call, backend).convolve(call)
+    return choose(call, backend).run(call)
 
 
 def check(call: Convolution) -> None:
@@ -95,12 +68,10 @@ def check(call: Convolution) -> None:
         check_like("bias", bias, x)
         if bias.ndim != 1 or bias.shape[0] != D:
             raise ValueError(f"bias must be [D] = [{D}], got {list(bias.shape)}")
-    if call.cu_seqlens is not None:
-        check_packing(call.cu_seqlens, Sizes(x.shape[0], x.shape[1], 1, 1, D, D))
+    check_packing(call.cu_seqlens, x.shape[0], x.shape[1])
     if tail is not None:
         check_tail(tail, call)
-    if call.activation not in ("silu", None):
-        raise ValueError(f"activation must be 'silu' or None, got {call.activation!r}")
+    one_of("activation", call.activation, ("silu", None))
 
 
 def check_input(x: Tensor) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.attention import linear_attention
+from rebracket.ops.checks import check_devices, check_tensor, check_write
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
-from rebracket.ops.validate import check_places, check_tensor, check_write
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -74,7 +74,7 @@ class AssociativeMemory:
         """The values [..., V] that queries [..., K] recall."""
         check_tensor("q", q)
         memory = self.state.memory[0, 0]
-        check_places(memory, {"q": q})
+        check_devices(memory, {"q": q})
         if q.ndim == 0 or q.shape[-1] != memory.shape[0]:
             raise ValueError(f"q must be [..., K = {memory.shape[0]}], got {list(q.shape)}")
         with without_autocast(q):
@@ -91,7 +91,7 @@ class AssociativeMemory:
         """One row or n rows as [1,n,1,D]."""
         D = self.state.memory.shape[dim]
         check_tensor(name, x)
-        check_places(self.state.memory, {name: x})
+        check_devices(self.state.memory, {name: x})
         if x.ndim not in (1, 2) or x.shape[-1] != D:
             raise ValueError(f"{name} must be [{D}] or [n,{D}], got {list(x.shape)}")
         return x.to(self.state.memory.dtype).reshape(1, -1, 1, D)

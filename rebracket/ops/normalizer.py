@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.call import Recurrence
 from rebracket.ops.state import Output, State
 
 LEAST = 2.0**-100
@@ -16,10 +16,9 @@ LEAST = 2.0**-100
 
 def counted(call: Recurrence) -> Recurrence:
     """The same call without its normalizer and with the column of ones; its sum of keys is the state's last column."""
-    v = torch.nn.functional.pad(call.writes.v, (0, 1), value=1.0)
-    state = call.state if call.state is None else State(with_column(call.state))
-    widened = replace(call.sizes, V=call.sizes.V + 1)
-    return replace(call, writes=replace(call.writes, v=v), normalize=False, state=state, sizes=widened, scale=1.0)
+    v = torch.nn.functional.pad(call.v, (0, 1), value=1.0)
+    memory = None if call.state is None else with_column(call.state)
+    return replace(call, v=v, normalize=False, memory=memory, key_sum=None, scale=1.0)
 
 
 def with_column(state: State) -> Tensor:

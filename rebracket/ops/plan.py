@@ -1,15 +1,15 @@
-"""What a call will run and what it costs, before it runs."""
+"""What a call runs and what it costs: the choice of backend, mode and chunk, with its reasons."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from rebracket.base.checks import truth
 from rebracket.ops import bidirectional
 from rebracket.ops.backend import Backend, choose, reasons
-from rebracket.ops.recurrence import Recurrence
-from rebracket.ops.validate import MODES, check_mode
+from rebracket.ops.call import Recurrence
+from rebracket.ops.checks import MODES, check_mode
+from rebracket.ops.state import Output
 
 
 @final
@@ -59,81 +59,82 @@ class Plan:
         return "\n".join([head, *(f"  {reason}" for reason in self.reasons), *rows])
 
 
-def decide(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> tuple[Backend, str, int]:
-    """The backend, mode and chunk of one call."""
+def decide(call: Recurrence, mode: str, chunk: int | None, backend: str) -> tuple[Backend, str, Recurrence]:
+    """The backend, the mode, and the call with its chunk."""
     check_mode(mode, chunk)
-    truth("causal", causal)
-    if not causal:
+    if not call.causal:
         bidirectional.check(call)
-    mode, _ = choose_mode(call, mode, chunk, causal)
-    chosen = choose(call, backend, asked_chunk(mode, call, chunk, causal))
-    return chosen, mode, wanted_chunk(mode, call, chunk) or chosen.chunk
+    mode = choose_mode(call, mode, chunk)[0]
+    asked = in_mode(call, mode, chunk)
+    chosen = choose(asked, backend)
+    return chosen, mode, chosen.settled(asked)
 
 
-def plan(call: Recurrence, mode: str, chunk: int | None, backend: str, causal: bool) -> Plan:
-    """The decision with its reasons and costs."""
-    chosen, decided, C = decide(call, mode, chunk, backend, causal)
-    costs = {name: cost(call, name, wanted_chunk(name, call, chunk) or chosen.chunk, causal) for name in MODES}
-    why = (
-        *reasons(call, backend, chosen, asked_chunk(decided, call, chunk, causal)),
-        f"mode {decided!r}: {choose_mode(call, mode, chunk, causal)[1]}",
-    )
-    return Plan(chosen.name, decided, C, why, costs, state_nbytes(call))
-
-
-def choose_mode(call: Recurrence, mode: str, chunk: int | None, causal: bool) -> tuple[str, str]:
+def choose_mode(call: Recurrence, mode: str, chunk: int | None) -> tuple[str, str]:
     """The mode to run and why."""
     if mode != "auto":
         return mode, "asked for"
     if chunk is not None:
         return "chunk", "a chunk was asked for"
-    if not causal and bidirectional.one_pass(call, "parallel"):
+    if bidirectional.one_pass(call, "parallel"):
         return "parallel", "not causal and without decay: one pass in plain torch, linear in T"
     return "chunk", "linear in T; a sequence shorter than a chunk is one chunk"
 
 
-def wanted_chunk(mode: str, call: Recurrence, chunk: int | None) -> int | None:
-    """Tokens per chunk that a mode asks for; None leaves it to the backend."""
+def in_mode(call: Recurrence, mode: str, chunk: int | None) -> Recurrence:
+    """The call with the tokens a chunk of its mode; one pass over all tokens has no chunks, so any backend will do."""
     if mode == "recurrent":
-        return 1
-    return max(call.sizes.T, 1) if mode == "parallel" else chunk
+        return replace(call, chunk=1)
+    if mode == "parallel" and not bidirectional.one_pass(call, mode):
+        return replace(call, chunk=max(call.q.shape[1], 1))
+    return call if chunk is None else replace(call, chunk=chunk)
 
 
-def asked_chunk(mode: str, call: Recurrence, chunk: int | None, causal: bool) -> int | None:
-    """Tokens per chunk that the backend has to run; one pass over all tokens has no chunks, so any backend will do."""
-    return None if not causal and bidirectional.one_pass(call, mode) else wanted_chunk(mode, call, chunk)
+def run(call: Recurrence, mode: str, chunk: int | None, backend: str) -> Output:
+    """Computes a call as it was decided."""
+    chosen, mode, settled = decide(call, mode, chunk, backend)
+    return chosen.run(settled) if call.causal else bidirectional.run(chosen, settled, mode)
 
 
-def cost(call: Recurrence, mode: str, C: int, causal: bool) -> Cost:
-    """Least operations and bytes of the forward call in one mode, whose chunks are of C tokens."""
-    if causal:
-        return Cost(operations(call, C), nbytes(call, C))
+def plan(call: Recurrence, mode: str, chunk: int | None, backend: str) -> Plan:
+    """The decision with its reasons and costs."""
+    chosen, decided, settled = decide(call, mode, chunk, backend)
+    costs = {name: cost(chosen.settled(in_mode(call, name, chunk)), name) for name in MODES}
+    why = choose_mode(call, mode, chunk)[1]
+    because = (*reasons(in_mode(call, decided, chunk), backend, chosen), f"mode {decided!r}: {why}")
+    return Plan(chosen.name, decided, tokens_a_chunk(settled, decided), because, costs, state_nbytes(call))
+
+
+def tokens_a_chunk(call: Recurrence, mode: str) -> int:
+    """C; all tokens in parallel mode."""
+    return max(call.q.shape[1], 1) if mode == "parallel" or call.chunk is None else call.chunk
+
+
+def cost(call: Recurrence, mode: str) -> Cost:
+    """Least operations and bytes of the forward call in one mode."""
+    C = tokens_a_chunk(call, mode)
     if bidirectional.one_pass(call, mode):
         return Cost(operations(call, 0), nbytes(call, C))
-    return Cost(2 * operations(call, C), 2 * nbytes(call, C))
+    ways = 1 if call.causal else 2
+    return Cost(ways * operations(call, C), ways * nbytes(call, C))
 
 
 def operations(call: Recurrence, C: int) -> int:
     """Operations of one direction when each token meets those of its chunk of C (triangles count half)."""
-    sizes, writes = call.sizes, call.writes
-    K, V, C = sizes.K, sizes.V + call.normalize, C * writes.per_token
-    erasing = writes.r is not None
+    sizes, C = call.sizes, C * call.per_token
+    K, V, erasing = sizes.K, sizes.V + call.normalize, call.read_back is not None
     a_write = C * (K + V) * (2 if erasing else 1) + (6 if erasing else 4) * K * V
-    return a_write * sizes.B * sizes.T * sizes.H * writes.per_token
+    return a_write * sizes.B * sizes.T * sizes.H * call.per_token
 
 
 def nbytes(call: Recurrence, C: int) -> int:
     """Bytes of one direction: inputs, output, and the state read and written at each chunk."""
-    chunks = -(-call.sizes.B * call.sizes.T // C)
-    return input_nbytes(call) + 2 * chunks * state_nbytes(call) // max(call.sequences, 1)
-
-
-def input_nbytes(call: Recurrence) -> int:
-    """Bytes of the inputs and of the output."""
-    sizes, writes = call.sizes, call.writes
-    read = (call.q, writes.k, writes.v, None if writes.r is writes.k else writes.r, writes.beta, call.log_decay)
+    sizes = call.sizes
+    read = (call.q, call.k, call.v, call.r, call.beta, call.log_decay)
     inputs = sum(x.numel() * x.element_size() for x in read if x is not None)
-    return inputs + sizes.B * sizes.T * sizes.H * sizes.V * call.q.element_size()
+    output = sizes.B * sizes.T * sizes.H * sizes.V * call.q.element_size()
+    chunks = -(-sizes.B * sizes.T // C)
+    return inputs + output + 2 * chunks * state_nbytes(call) // max(call.sequences, 1)
 
 
 def state_nbytes(call: Recurrence) -> int:

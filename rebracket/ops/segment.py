@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.attention import linear_attention
+from rebracket.ops.checks import check_devices
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
-from rebracket.ops.validate import check_places
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 
@@ -88,7 +88,7 @@ class Segment:
     def apply(self, state: State) -> State:
         """The state after the stretch, for the state before it, of the same N, H, K, V."""
         memory = self.written.memory
-        check_places(memory, {"state.memory": state.memory, "state.key_sum": state.key_sum})
+        check_devices(memory, {"state.memory": state.memory, "state.key_sum": state.key_sum})
         if state.memory.shape != memory.shape:
             raise ValueError(f"state.memory must be [N,H,K,V] = {list(memory.shape)}, got {list(state.memory.shape)}")
         key_sum = self.written.key_sum

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from rebracket.base.checks import truth, whole
 from rebracket.base.tensors import SavedTensors
+from rebracket.ops.checks import check_devices, check_packing, check_rank
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.precision import without_autocast
-from rebracket.ops.validate import check_packing, check_places, check_rank
 from rebracket.ops.write import Sizes
 
 # Queries that share one mask: the mask is BLOCK x keys, whatever T is.
@@ -157,8 +157,8 @@ def softmax_attention(
     truth("causal", causal)
     check_reach(causal, window, state)
     held = state.tensors() if isinstance(state, KeyValues) else {}
-    check_places(q, {"k": k, "v": v, "cu_seqlens": cu_seqlens, **{f"state.{name}": x for name, x in held.items()}})
-    check_packing(cu_seqlens, sizes)
+    check_devices(q, {"k": k, "v": v, "cu_seqlens": cu_seqlens, **{f"state.{name}": x for name, x in held.items()}})
+    check_packing(cu_seqlens, sizes.B, sizes.T)
     check_cache(state, k, v, sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     reach = Reach(sizes.K**-0.5 if scale is None else float(scale), causal, window)
     with without_autocast(q):

@@ -10,8 +10,6 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from rebracket.base.tensors import map_tensors, named_tensors
-
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +25,11 @@ class Sizes:
 
     def shape(self, letters: str) -> tuple[int, ...]:
         """The numbers behind letters such as "B,T,H,K"; a product such as "T*2" is taken as written."""
-        return tuple(self.number(letter) for letter in letters.split(","))
+        return tuple([self.product(x) if "*" in x else getattr(self, x) for x in letters.split(",")])
 
-    def number(self, letter: str) -> int:
+    def product(self, letter: str) -> int:
         name, _, times = letter.partition("*")
-        return getattr(self, name) * int(times or 1)
+        return getattr(self, name) * int(times)
 
 
 @final
@@ -67,11 +65,14 @@ class WriteRule(ABC):
 
     @abstractmethod
     def lower(self, k: Tensor, v: Tensor) -> Writes:
-        """The canonical writes of this rule for keys k [B,T,Hq,K] and values v [B,T,H,V]."""
+        """The canonical writes of this rule for keys k [B,T,Hq,K] and values v [B,T,H,V].
+
+        k and v come in the caller's dtype: what is derived from them is computed in float32 at least.
+        """
 
     def with_time_axis(self) -> Self:
         """The same rule for one token: tensors [B, ...] become [B, 1, ...]."""
-        return self.each_tensor(lambda x: x.unsqueeze(1) if x.ndim > 1 else x)
+        return self.map(lambda x: x.unsqueeze(1) if x.ndim > 1 else x)
 
     def without_values(self, V: int) -> Self:
         """The same rule for values of another dimension that are all zero; what concerns values only becomes zero."""
@@ -79,11 +80,11 @@ class WriteRule(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name."""
-        return named_tensors(self)
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
-    def each_tensor(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A copy of the rule whose tensors went through `change`."""
-        return map_tensors(self, lambda _, x: change(x))
+        return type(self)(**{name: change(x) if isinstance(x, Tensor) else x for name, x in vars(self).items()})
 
 
 def check_shape(name: str, x: Tensor, sizes: Sizes, *allowed: str) -> None:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.backend import INSTALLED
-from rebracket.ops.convolution import Activation, Convolution, short_convolution
+from rebracket.ops.call import Activation, Convolution
+from rebracket.ops.convolution import short_convolution
 from rebracket.testing.budgets import budget, check, check_all, check_equal
 from rebracket.testing.guarantees import another, spoil
 from rebracket.testing.results import loss
@@ -82,7 +83,7 @@ SOUND: Run = sound
 
 def rows(backend: str) -> Iterator[Row]:
     """The rows that a backend covers."""
-    return (row for row in every_row(backend) if INSTALLED[backend].convolution_refusal(draw(row)) is None)
+    return (row for row in every_row(backend) if INSTALLED[backend].covers(draw(row)) is None)
 
 
 def every_row(backend: str) -> Iterator[Row]:

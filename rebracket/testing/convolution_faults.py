@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.ops.convolution import Convolution
+from rebracket.ops.call import Convolution
 from rebracket.testing.convolution import SOUND, Run
 
 

@@ -8,13 +8,13 @@ from typing import final
 
 import torch
 
-from rebracket.ops import validate
 from rebracket.ops.attention import linear_attention, step
 from rebracket.ops.backend import INSTALLED
-from rebracket.ops.plan import wanted_chunk
-from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.call import Recurrence
+from rebracket.ops.checks import Mode
+from rebracket.ops.lowering import make_call
+from rebracket.ops.plan import in_mode
 from rebracket.ops.state import Output
-from rebracket.ops.validate import Mode
 from rebracket.testing.samples import DECAYS, SHAPES, Case, Sample, draw, prototype, write_names
 
 
@@ -53,22 +53,7 @@ class Operator:
 
 def attend(sample: Sample, row: Row) -> Output:
     """`linear_attention` on a sample, in the row's mode, chunk and backend."""
-    return linear_attention(
-        sample.q,
-        sample.k,
-        sample.v,
-        log_decay=sample.log_decay,
-        write=sample.write,
-        bonus=sample.bonus,
-        normalize=sample.normalize,
-        scale=sample.scale,
-        state=sample.state,
-        cu_seqlens=sample.cu_seqlens,
-        causal=sample.causal,
-        mode=row.mode,
-        chunk=row.chunk,
-        backend=row.backend,
-    )
+    return linear_attention(**vars(sample), mode=row.mode, chunk=row.chunk, backend=row.backend)
 
 
 def step_once(sample: Sample, row: Row, inplace: bool) -> Output:
@@ -130,24 +115,13 @@ def adapted(row: Row) -> Iterator[Row]:
 
 def covered(row: Row) -> bool:
     """Whether the row's backend computes it."""
-    call = recurrence(draw(row.case))
-    return INSTALLED[row.backend].refusal(call, wanted_chunk(row.mode, call, row.chunk)) is None
+    call = in_mode(recurrence(draw(row.case)), row.mode, row.chunk)
+    return INSTALLED[row.backend].covers(call) is None
 
 
 def recurrence(sample: Sample) -> Recurrence:
-    """A sample as the canonical recurrence."""
-    return validate.recurrence(
-        sample.q,
-        sample.k,
-        sample.v,
-        sample.log_decay,
-        sample.write,
-        sample.bonus,
-        sample.normalize,
-        sample.scale,
-        sample.state,
-        sample.cu_seqlens,
-    )
+    """A sample as the call of the recurrence."""
+    return make_call(**vars(sample))
 
 
 def cases(dtype: torch.dtype = torch.float64, shapes: Iterable[str] = SHAPES) -> Iterator[Case]:

@@ -2,12 +2,17 @@
 
 import importlib
 import pkgutil
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import final
 
 import pytest
 import torch
 
 import rebracket.backends
-from rebracket.ops.backend import INSTALLED, Backend
+from rebracket.ops.backend import INSTALLED, Backend, choose
+from rebracket.ops.call import Call
 from rebracket.testing.rows import few, recurrence
 from rebracket.testing.samples import draw
 
@@ -20,7 +25,6 @@ def test_a_folder_is_installed_under_its_own_name(folder: str):
     assert isinstance(backend, Backend)
     assert backend.name == folder
     assert INSTALLED[folder] is backend
-    assert backend.chunk >= 1
 
 
 def test_the_best_stand_first_and_no_two_are_equal():
@@ -34,4 +38,27 @@ def test_the_best_stand_first_and_no_two_are_equal():
 def test_the_reference_covers_every_call(dtype: torch.dtype, chunk: int | None):
     for shape in ("plain", "grouped", "packed"):
         for case in few(dtype, shape):
-            assert INSTALLED["reference"].refusal(recurrence(draw(case)), chunk) is None
+            assert INSTALLED["reference"].covers(replace(recurrence(draw(case)), chunk=chunk)) is None
+
+
+@final
+class Unheard(Call):
+    """An operator that nobody computes."""
+
+
+def test_what_a_backend_does_not_list_is_refused_by_name():
+    for backend in INSTALLED.values():
+        assert backend.covers(Unheard()) == "it does not compute unheard calls"
+    with pytest.raises(ValueError, match="no backend covers this call: not 'cpu': it does not compute unheard calls"):
+        choose(Unheard(), "auto")
+
+
+def test_a_backend_whose_library_is_missing_is_one_that_refuses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, f"{rebracket.backends.__name__}.cpu", None)
+    backend = rebracket.backends.found("cpu")
+    assert backend.name == "cpu"
+    assert "could not be imported" in str(backend.covers(Unheard()))
+    empty = ModuleType("empty")
+    monkeypatch.setitem(sys.modules, f"{rebracket.backends.__name__}.cpu", empty)
+    with pytest.raises(AttributeError, match="BACKEND"):
+        rebracket.backends.found("cpu")

@@ -9,9 +9,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rebracket.ops.backend import INSTALLED
-from rebracket.ops.plan import wanted_chunk
+from rebracket.ops.checks import Mode
+from rebracket.ops.plan import in_mode
 from rebracket.ops.state import Output, State
-from rebracket.ops.validate import Mode
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -100,7 +100,7 @@ def test_token_loop(file: Path, dtype: torch.dtype):
 def test_backend(backend: str, file: Path, mode: Mode, chunk: int | None, dtype: torch.dtype):
     row = Row(Case(), mode, chunk, backend)
     call = recurrence(as_sample(*load(file)).to(dtype))
-    if INSTALLED[backend].refusal(call, wanted_chunk(mode, call, chunk)) is None:
+    if INSTALLED[backend].covers(in_mode(call, mode, chunk)) is None:
         check_vector(lambda s: SOUND.attend(s, row), file, dtype)
     else:
         assert backend != "reference"

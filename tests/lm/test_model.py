@@ -1,4 +1,4 @@
-"""What every language model owes, whatever its layers are."""
+"""What holds for every language model, whatever its layers are."""
 
 import dataclasses
 import itertools

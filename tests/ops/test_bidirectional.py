@@ -57,7 +57,7 @@ def test_a_token_alone_reads_itself_once():
 
 
 def test_a_token_that_counts_itself_twice_is_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bidirectional, "itself", lambda call: torch.zeros_like(call.writes.v))
+    monkeypatch.setattr(bidirectional, "itself", lambda call: torch.zeros_like(call.v))
     s = both_ways(Case("additive", "token"))
     with pytest.raises(AssertionError):
         check("out", SOUND.attend(s, Row(Case())).out, square(s).out, 1e-13)

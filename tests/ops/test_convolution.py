@@ -93,7 +93,7 @@ def test_bad_calls_say_what_is_wrong():
     for arguments, message in calls:
         with pytest.raises(ValueError, match=message):
             short_convolution(*arguments)
-    with pytest.raises(ValueError, match="activation must be 'silu' or None, got 'relu'"):
+    with pytest.raises(ValueError, match="activation must be one of 'silu', None, got 'relu'"):
         short_convolution(x, weight, activation="relu")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="backend must be auto or one of .*, got 'nowhere'"):
         short_convolution(x, weight, backend="nowhere")

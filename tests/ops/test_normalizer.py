@@ -15,7 +15,7 @@ def test_the_counted_call_has_one_more_value_and_its_sum_of_keys_in_the_state():
     call = recurrence(s)
     counted = normalizer.counted(call)
     assert (counted.sizes.V, counted.normalize, counted.scale) == (call.sizes.V + 1, False, 1.0)
-    assert bool((counted.writes.v[..., -1] == 1).all())
+    assert bool((counted.v[..., -1] == 1).all())
     assert s.state is not None
     assert s.state.key_sum is not None
     assert counted.state is not None

@@ -1,59 +1,55 @@
 """The plan that `explain` shows is the one that runs, and its counts are those of the formulas."""
 
-from typing import Any, ClassVar, final
+from dataclasses import replace
+from typing import Any, final
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rebracket as rb
-from rebracket.backends.reference.backend import BACKEND as REFERENCE
-from rebracket.ops.backend import INSTALLED, Backend
-from rebracket.ops.convolution import Convolution
-from rebracket.ops.recurrence import Recurrence
-from rebracket.ops.state import Output
+from rebracket.backends.reference import BACKEND as REFERENCE
+from rebracket.ops.backend import INSTALLED, Backend, Implementation
+from rebracket.ops.call import Call, Recurrence, Step
 
 B, HQ, H, K, V = 2, 3, 6, 4, 5
 
 
-class Recorder(Backend):
-    """The reference, noting the chunks that it was run with; it covers no float16 and chunks of 1 only where told."""
-
-    name: ClassVar[str] = "recorder"
-    rank: ClassVar[int] = 99
-    chunk: ClassVar[int] = 24
-
-    def __init__(self, refuses: str | None = None):
-        self.chunks: list[int] = []
-        self.steps = 0
-        self.refuses = refuses
-
-    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
-        return self.refuses
-
-    def run(self, call: Recurrence, chunk: int) -> Output:
-        self.chunks.append(chunk)
-        return REFERENCE.run(call, chunk)
-
-    def step(self, call: Recurrence, inplace: bool) -> Output:
-        self.steps += 1
-        return REFERENCE.step(call, inplace)
-
-    def convolution_refusal(self, call: Convolution) -> str | None:
-        return self.refuses
-
-    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
-        return REFERENCE.convolve(call)
-
-
 @final
-class Picky(Recorder):
-    name: ClassVar[str] = "picky"
+class Recording(Implementation[Any]):
+    """The reference's way, noting the chunk of each call; chunks of 24 by default, and perhaps no others."""
 
-    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
-        return None if chunk in (None, self.chunk) else f"its chunks are {self.chunk}"
+    def __init__(self, kind: type[Call], refuses: str | None, picky: bool):
+        self.inner, self.refuses, self.picky = REFERENCE.operators[kind], refuses, picky
+        self.chunks: list[int | None] = []
+
+    def covers(self, call: Any) -> str | None:
+        if self.picky and isinstance(call, Recurrence) and call.chunk not in (None, 24):
+            return "its chunks are 24"
+        return self.refuses
+
+    def settled(self, call: Any) -> Any:
+        return replace(call, chunk=24) if isinstance(call, Recurrence) and call.chunk is None else call
+
+    def run(self, call: Any) -> Any:
+        self.chunks.append(call.chunk if isinstance(call, Recurrence) else None)
+        return self.inner.run(call)
+
+
+def recording(refuses: str | None = None, *, name: str = "recorder", picky: bool = False) -> Backend:
+    operators = {kind: Recording(kind, refuses, picky) for kind in REFERENCE.operators}
+    return Backend(name, 99, operators)
+
+
+def chunks(backend: Backend) -> list[int | None]:
+    """The chunks that it was run with."""
+    return backend.operators[Recurrence].chunks  # type: ignore[attr-defined]
+
+
+def steps(backend: Backend) -> int:
+    """How many steps it ran."""
+    return len(backend.operators[Step].chunks)  # type: ignore[attr-defined]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **backends: Backend) -> None:
@@ -65,8 +61,8 @@ def install(monkeypatch: pytest.MonkeyPatch, **backends: Backend) -> None:
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    installed = Recorder()
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    installed = recording()
     install(monkeypatch, recorder=installed)
     return installed
 
@@ -92,16 +88,16 @@ CALLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("T", [0, 1, 24, 70])
 @pytest.mark.parametrize("call", CALLS, ids=str)
-def test_the_plan_is_what_runs(recorder: Recorder, call: dict[str, Any], T: int):
+def test_the_plan_is_what_runs(recorder: Backend, call: dict[str, Any], T: int):
     plan = rb.explain(*inputs(T), **call)
-    assert recorder.chunks == []
+    assert chunks(recorder) == []
     rb.linear_attention(*inputs(T), **call)
     assert plan.backend == "recorder"
-    assert set(recorder.chunks) == {plan.chunk}
+    assert set(chunks(recorder)) == {plan.chunk}
 
 
-def test_a_plan_that_does_not_run_would_be_seen(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Recorder, "run", lambda self, call, chunk: self.chunks.append(3) or REFERENCE.run(call, 3))
+def test_a_plan_that_does_not_run_would_be_seen(recorder: Backend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Recording, "run", lambda self, call: self.chunks.append(3) or self.inner.run(call))
     with pytest.raises(AssertionError):
         test_the_plan_is_what_runs(recorder, {}, 70)
 
@@ -128,8 +124,7 @@ def test_an_explicit_mode_is_never_replaced_and_auto_says_why(call: dict[str, An
 
 
 def test_one_pass_is_nothing_that_a_backend_could_refuse_for_its_chunks(monkeypatch: pytest.MonkeyPatch):
-    picky = Picky()
-    install(monkeypatch, picky=picky)
+    install(monkeypatch, picky=recording(name="picky", picky=True))
     for call in ({"causal": False}, {"causal": False, "backend": "picky"}):
         assert rb.explain(*inputs(), **call).backend == "picky"  # type: ignore[arg-type]
         rb.linear_attention(*inputs(), **call)  # type: ignore[arg-type]
@@ -138,25 +133,24 @@ def test_one_pass_is_nothing_that_a_backend_could_refuse_for_its_chunks(monkeypa
 
 
 def test_auto_takes_the_best_backend_that_covers_the_call_and_says_why_not_another(monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, first=Recorder("it is Tuesday"), second=Recorder())
+    install(monkeypatch, first=recording("it is Tuesday"), second=recording())
     plan = rb.explain(*inputs())
     assert plan.backend == "recorder"
     second = INSTALLED["second"]
-    assert isinstance(second, Recorder)
     rb.linear_attention(*inputs())
     rb.step(*(x[:, 0] for x in inputs()), state=rb.State.zeros(B, H, K, V))
-    assert (len(second.chunks), second.steps) == (1, 1)
-    install(monkeypatch, first=Recorder("it is Tuesday"))
+    assert (len(chunks(second)), steps(second)) == (1, 1)
+    install(monkeypatch, first=recording("it is Tuesday"))
     plan = rb.explain(*inputs())
     assert plan.backend == "reference"
     assert any("it is Tuesday" in reason for reason in plan.reasons)
 
 
 def test_an_explicit_backend_is_obeyed_or_refused(monkeypatch: pytest.MonkeyPatch):
-    refusing, other = Recorder("it is Tuesday"), Recorder()
+    refusing, other = recording("it is Tuesday"), recording()
     install(monkeypatch, refusing=refusing, other=other)
     rb.linear_attention(*inputs(), backend="reference")
-    assert other.chunks == []
+    assert chunks(other) == []
     assert rb.explain(*inputs(), backend="reference").backend == "reference"
     state = rb.State.zeros(B, H, K, V)
     for call in (
@@ -166,11 +160,11 @@ def test_an_explicit_backend_is_obeyed_or_refused(monkeypatch: pytest.MonkeyPatc
     ):
         with pytest.raises(ValueError, match="'refusing' does not cover this call: it is Tuesday"):
             call()
-    assert (refusing.chunks, other.chunks, other.steps) == ([], [], 0)
+    assert (chunks(refusing), chunks(other), steps(other)) == ([], [], 0)
 
 
 def test_where_no_backend_covers_a_call_all_reasons_are_given(monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, one=Recorder("it is Tuesday"))
+    install(monkeypatch, one=recording("it is Tuesday"))
     monkeypatch.delitem(INSTALLED, "reference")
     with pytest.raises(ValueError, match="no backend covers this call.*Tuesday"):
         rb.linear_attention(*inputs())
@@ -232,6 +226,18 @@ def test_explaining_computes_nothing(rule: str, offsets: list[int] | None):
     with Made() as ran:
         rb.linear_attention(*x, log_decay=decay, write=RULES[rule], state=state, cu_seqlens=cu_seqlens)
     assert "cpu" in ran.devices
+
+
+def test_a_chunk_counts_tokens_however_many_writes_they_make():
+    q, k, v = inputs(40)
+    twice = {"k": k.repeat(1, 2, 1, 1), "v": v.repeat(1, 2, 1, 1), "write": rb.DeltaProduct(0.5, 2)}
+    for backend in INSTALLED:
+        plan = rb.explain(q, **twice, backend=backend)
+        rb.linear_attention(q, **twice, chunk=plan.chunk, backend=backend)
+    if "cpu" in INSTALLED and rb.explain(q, k, v).backend == "cpu":
+        assert rb.explain(q, **twice, backend="cpu").chunk == 8
+        with pytest.raises(ValueError, match="its chunks are 16 writes, and 16 tokens of 2 writes were asked for"):
+            rb.linear_attention(q, **twice, chunk=16, backend="cpu")
 
 
 def test_several_writes_a_token_cost_as_many():

@@ -26,7 +26,7 @@ def test_rules_cannot_be_changed(name: str):
 @pytest.mark.parametrize("name", write_names())
 def test_every_tensor_is_visited_and_nothing_else_changes(name: str):
     rule = prototype(name)
-    doubled = rule.each_tensor(lambda x: 2 * x)
+    doubled = rule.map(lambda x: 2 * x)
     for field in dataclasses.fields(rule):  # type: ignore[arg-type]
         old, new = getattr(rule, field.name), getattr(doubled, field.name)
         assert torch.equal(new, 2 * old) if isinstance(old, torch.Tensor) else new == old

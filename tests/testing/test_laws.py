@@ -1,15 +1,13 @@
 """A new backend, decay or shape is one more row and no other edit."""
 
-from typing import ClassVar, final
+from typing import final
 
 import pytest
 import torch
-from torch import Tensor
 
-from rebracket.backends.reference.backend import BACKEND
-from rebracket.ops.backend import INSTALLED, Backend
-from rebracket.ops.convolution import Convolution
-from rebracket.ops.recurrence import Recurrence
+from rebracket.backends.reference import BACKEND
+from rebracket.ops.backend import INSTALLED, Backend, Implementation
+from rebracket.ops.call import Recurrence
 from rebracket.ops.state import Output
 from rebracket.testing import agreement, gates, gradients, guarantees, keys
 from rebracket.testing.laws import LAWS, broken
@@ -18,33 +16,20 @@ from rebracket.testing.samples import DECAYS, SHAPES, Case, Shape
 
 
 @final
-class Planted(Backend):
+class Planted(Implementation[Recurrence]):
     """The reference with a fault in its long chunks; it covers no float16."""
 
-    name: ClassVar[str] = "planted"
-    rank: ClassVar[int] = -1
-    chunk: ClassVar[int] = 64
-
-    def refusal(self, call: Recurrence, chunk: int | None) -> str | None:
+    def covers(self, call: Recurrence) -> str | None:
         return "no float16" if call.q.dtype == torch.float16 else None
 
-    def run(self, call: Recurrence, chunk: int) -> Output:
-        out, state = BACKEND.run(call, chunk)
-        return Output(out * (1.001 if chunk == 16 else 1), state)
-
-    def step(self, call: Recurrence, inplace: bool) -> Output:
-        return BACKEND.step(call, inplace)
-
-    def convolution_refusal(self, call: Convolution) -> str | None:
-        return None
-
-    def convolve(self, call: Convolution) -> tuple[Tensor, Tensor]:
-        return BACKEND.convolve(call)
+    def run(self, call: Recurrence) -> Output:
+        out, state = BACKEND.run(BACKEND.settled(call))
+        return Output(out * (1.001 if call.chunk == 16 else 1), state)
 
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(INSTALLED, "planted", Planted())
+    monkeypatch.setitem(INSTALLED, "planted", Backend("planted", -1, {**BACKEND.operators, Recurrence: Planted()}))
     return "planted"
 
 

@@ -1,20 +1,72 @@
-"""The short convolution on the kernels: calls on tensors, and these under autograd in eager mode."""
+"""The short convolution on the kernels: forward and backward."""
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Sequence
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from rebracket.backends.cpu.calls import contiguous_rows, known, pointer
+from rebracket.backends.cpu.covers import uncovered
 from rebracket.backends.cpu.library import DTYPES, empty, load
 from rebracket.backends.cpu.library import Convolution as Structure
-from rebracket.ops.convolution import Convolution
+from rebracket.backends.cpu.recurrence import contiguous_rows, known, pointer
+from rebracket.ops.call import Convolution
+from rebracket.ops.native import NativeOperator, Results, register
 
 BLOCK = 256
 """Tokens of a unit of work, which is also what is summed up at a time in the gradients of weight and bias."""
+
+
+@final
+class ConvolutionKernels(NativeOperator[Convolution]):
+    """One pass over x, in blocks of tokens and strips of channels."""
+
+    name: ClassVar[str] = "cpu_convolution"
+    call: ClassVar[type[Convolution]] = Convolution
+    results: ClassVar[int] = 2
+
+    def covers(self, call: Convolution) -> str | None:
+        return uncovered("x", call.tensors().values())
+
+    def run(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        y, tail = self.compute(call)
+        return y, tail
+
+    def flat(self, found: tuple[Tensor, Tensor]) -> Results:
+        return found
+
+    def forward(self, call: Convolution, keep: bool) -> Results:
+        """y and the next tail."""
+        call = readable(call)
+        y, first = zero_padded(call), first_blocks(call)
+        tail = y.new_empty(call.sequences, call.weight.shape[1] - 1, call.x.shape[2])
+        load().convolve(describe(call, first, y, tail))
+        return y, tail
+
+    def outline(self, call: Convolution, keep: bool) -> Results:
+        x = call.x
+        return x.new_empty(x.shape), x.new_empty(call.sequences, call.weight.shape[1] - 1, x.shape[2])
+
+    def backward(self, call: Convolution, kept: Results, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        given, call = call, readable(call)
+        D, W, (grad_y, grad_tail) = call.x.shape[2], call.weight.shape[1], grads
+        first = first_blocks(call)
+        native = describe(call, first, None, None)
+        made = {"x": zero_padded(call), "weight": empty(D, W), "bias": empty(D)}
+        if call.tail is not None:
+            made["tail"] = torch.empty_like(call.tail)
+        sums = empty(native.blocks, W + 1, D)
+        if grad_y is not None:
+            grad_y = contiguous_rows(grad_y)
+            native.grad_y, (native.grad_y_row, native.grad_y_token, _) = grad_y.data_ptr(), grad_y.stride()
+        grad_tail = None if grad_tail is None else grad_tail.contiguous()
+        native.grad_tail_out, native.sums = pointer(grad_tail), sums.data_ptr()
+        native.grad_x, native.grad_tail = made["x"].data_ptr(), pointer(made.get("tail"))
+        native.grad_weight, native.grad_bias = made["weight"].data_ptr(), made["bias"].data_ptr()
+        load().convolve_back(native)
+        return {name: made[name].to(x.dtype) for name, x in given.tensors().items() if name in made}
 
 
 def readable(call: Convolution) -> Convolution:
@@ -30,9 +82,11 @@ def readable(call: Convolution) -> Convolution:
     )
 
 
-def first_blocks(cu_seqlens: Tensor) -> Tensor:
+def first_blocks(call: Convolution) -> Tensor | None:
     """Where the blocks of every packed sequence begin, and in the end how many there are; an empty one has one."""
-    blocks = ((cu_seqlens.diff() + BLOCK - 1) // BLOCK).clamp(min=1)
+    if call.cu_seqlens is None:
+        return None
+    blocks = ((call.cu_seqlens.diff() + BLOCK - 1) // BLOCK).clamp(min=1)
     return torch.cat((blocks.new_zeros(1), blocks.cumsum(0)))
 
 
@@ -50,69 +104,12 @@ def describe(call: Convolution, first: Tensor | None, y: Tensor | None, tail: Te
     )  # fmt: skip
 
 
-def blank(call: Convolution) -> Tensor:
-    """Memory for a result over all tokens, zero beyond the last sequence."""
+def zero_padded(call: Convolution) -> Tensor:
+    """Memory for a result over all tokens, zero in the padding behind the last packed sequence."""
     x = empty(*call.x.shape, dtype=call.x.dtype)
     if call.cu_seqlens is not None:
         x[:, int(call.cu_seqlens[-1]) :].zero_()
     return x
 
 
-def forward(call: Convolution) -> tuple[Tensor, Tensor]:
-    """y and the next tail."""
-    call = readable(call)
-    y, first = blank(call), None if call.cu_seqlens is None else first_blocks(call.cu_seqlens)
-    tail = y.new_empty(call.sequences, call.weight.shape[1] - 1, call.x.shape[2])
-    load().convolve(describe(call, first, y, tail))
-    return y, tail
-
-
-def backward(
-    call: Convolution, grad_y: Tensor | None, grad_tail: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, weight, bias and tail; those of the results may be missing."""
-    given, call = call, readable(call)
-    D, W = call.x.shape[2], call.weight.shape[1]
-    first = None if call.cu_seqlens is None else first_blocks(call.cu_seqlens)
-    structure = describe(call, first, None, None)
-    x, tail = blank(call), None if call.tail is None else torch.empty_like(call.tail)
-    weight, bias, sums = empty(D, W), empty(D), empty(structure.blocks, W + 1, D)
-    if grad_y is not None:
-        grad_y = contiguous_rows(grad_y)
-        structure.grad_y, (structure.grad_y_row, structure.grad_y_token, _) = grad_y.data_ptr(), grad_y.stride()
-    if grad_tail is not None:
-        grad_tail = grad_tail.contiguous()
-    structure.grad_tail_out, structure.grad_x, structure.grad_tail = pointer(grad_tail), x.data_ptr(), pointer(tail)
-    structure.sums, structure.grad_weight, structure.grad_bias = map(pointer, (sums, weight, bias))
-    load().convolve_back(structure)
-    return (
-        x,
-        weight.to(given.weight.dtype),
-        None if given.bias is None else bias.to(given.bias.dtype),
-        None if tail is None or given.tail is None else tail.to(given.tail.dtype),
-    )
-
-
-@final
-class Kernels(torch.autograd.Function):
-    """Forward and backward of a `Convolution`, given as its fields in their order; differentiable once."""
-
-    @staticmethod
-    def forward(ctx: Any, *fields: Any) -> tuple[Tensor, Tensor]:
-        *tensors, ctx.activation = fields
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-        return forward(Convolution(*fields))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor | None, grad_tail: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, bias, tail, cu_seqlens = ctx.saved_tensors
-        call = Convolution(x, weight, bias, tail, cu_seqlens, ctx.activation)
-        return *backward(call, grad_y, grad_tail), None, None
-
-
-def needs_gradient(call: Convolution) -> bool:
-    """Whether any tensor of the call takes part in autograd."""
-    tensors = (call.x, call.weight, call.bias, call.tail)
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+KERNELS = register(ConvolutionKernels())

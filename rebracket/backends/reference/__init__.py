@@ -1,5 +1,16 @@
-"""The reference backend: the specification in torch operations, on every device that torch runs on."""
+"""The reference backend: the specification in torch operations, on every device that torch runs on.
 
-from rebracket.backends.reference.backend import BACKEND
+It computes every call, and is differentiable twice.
+"""
+
+from rebracket.backends.reference.convolution import TorchConvolution
+from rebracket.backends.reference.recurrence import Chunked
+from rebracket.backends.reference.step import OneToken
+from rebracket.ops.backend import Backend
+from rebracket.ops.call import Convolution, Recurrence, Step
 
 __all__ = ["BACKEND"]
+
+BACKEND = Backend(
+    "reference", rank=0, operators={Recurrence: Chunked(), Step: OneToken(), Convolution: TorchConvolution()}
+)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rebracket.ops import normalizer
+from rebracket.ops.call import Recurrence
 from rebracket.ops.heads import repeat_heads
-from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import Output, State
 
 
@@ -50,13 +50,13 @@ class Canonical:
 
 def canonical(call: Recurrence) -> Canonical:
     """The uniform form of a call, [B,T,H] in front."""
-    writes, dtype, H = call.writes, call.dtype, call.sizes.H
-    q = repeat_heads(place(call.q.to(dtype), writes.per_token, writes.per_token - 1), H)
-    k = repeat_heads(writes.k.to(dtype), H)
+    dtype, H = call.dtype, call.v.shape[2]
+    q = repeat_heads(place(call.q.to(dtype), call.per_token, call.per_token - 1), H)
+    k = repeat_heads(call.k.to(dtype), H)
     # One cast for a key that is read back as well: its gradient is then rounded once, not in two parts.
-    r = k if writes.r is writes.k else None if writes.r is None else repeat_heads(writes.r.to(dtype), H)
-    v = writes.v.to(dtype)
-    beta = None if writes.beta is None else writes.beta.to(dtype).expand(v.shape[:3])[..., None]
+    r = k if call.r_is_k else None if call.r is None else repeat_heads(call.r.to(dtype), H)
+    v = call.v.to(dtype)
+    beta = None if call.beta is None else call.beta.to(dtype).expand(v.shape[:3])[..., None]
     if call.normalize:
         v = torch.nn.functional.pad(v, (0, 1), value=1.0)
     bonus = None if call.bonus is None else call.bonus.to(dtype)
@@ -76,7 +76,7 @@ def log_decay(call: Recurrence) -> Tensor | None:
     x = call.log_decay.to(call.dtype)
     if x.ndim == 1:
         x = x.expand(call.sizes.B, call.sizes.T, -1)
-    return place(x if x.ndim == 4 else x[..., None], call.writes.per_token, 0)
+    return place(x if x.ndim == 4 else x[..., None], call.per_token, 0)
 
 
 def place(x: Tensor, per_token: int, position: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rebracket.backends.reference.canonical import Canonical, canonical, finish, initial_memory
 from rebracket.backends.reference.layout import Layout, layout
 from rebracket.backends.reference.weights import Weights, weights
-from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.call import Recurrence
 from rebracket.ops.state import Output
 
 STEPS = 64
@@ -26,11 +26,11 @@ SMALL_CHUNK = 16
 """Below this many tokens a chunk the states at chunk entries are recomputed for the backward pass, not kept."""
 
 
-def run(call: Recurrence, chunk: int) -> Output:
-    """The whole call in chunks of `chunk` tokens."""
-    terms, per_token = canonical(call), call.writes.per_token
+def run(call: Recurrence) -> Output:
+    """The whole call in its chunks."""
+    terms, per_token = canonical(call), call.per_token
     B, T = terms.v.shape[:2]
-    cut = layout(offsets(call) * per_token, B * T, chunk * per_token)
+    cut = layout(offsets(call) * per_token, B * T, (call.chunk or T) * per_token)
     out, memory = scan_pieces(terms.each(cut.split), initial_memory(call)[cut.order], cut)
     return finish(call, cut.join(out, B, T)[:, per_token - 1 :: per_token], memory[cut.order.argsort()])
 

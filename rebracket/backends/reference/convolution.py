@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import final
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rebracket.ops.convolution import Convolution
+from rebracket.ops.backend import Implementation
+from rebracket.ops.call import Convolution
 from rebracket.ops.precision import at_least_float32
 
 
-def run(call: Convolution) -> tuple[Tensor, Tensor]:
-    """y and the next tail, differentiable twice."""
-    return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens)
+@final
+class TorchConvolution(Implementation[Convolution]):
+    """W passes over the inputs."""
+
+    def covers(self, call: Convolution) -> str | None:
+        return None
+
+    def run(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens)
 
 
 def padded(call: Convolution) -> tuple[Tensor, Tensor]:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rebracket.backends.reference.canonical import Canonical, canonical, finish, initial_memory
-from rebracket.ops.recurrence import Recurrence
+from rebracket.ops.call import Recurrence
 from rebracket.ops.state import Output
 
 
 def run(call: Recurrence) -> Output:
     """The whole call, token by token."""
-    terms, memory, per_token = canonical(call), initial_memory(call), call.writes.per_token
+    terms, memory, per_token = canonical(call), initial_memory(call), call.per_token
     if call.cu_seqlens is None:
         out, memory = scan(terms, memory)
     else:

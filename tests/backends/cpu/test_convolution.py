@@ -114,7 +114,7 @@ def test_second_derivatives_are_refused_not_wrong():
 @pytest.mark.parametrize("shape", ["plain", "packed"])
 def test_operators_are_well_formed(shape: str):
     call = each(draw(Row(shape, dtype=torch.float32)), lambda _, x: x.requires_grad_())
-    torch.library.opcheck(torch.ops.rebracket.cpu_convolution.default, tuple(vars(call).values()))
+    torch.library.opcheck(torch.ops.rebracket.cpu_convolution.default, (*vars(call).values(), True))
 
 
 @pytest.mark.parametrize("shape", ["plain", "packed"])

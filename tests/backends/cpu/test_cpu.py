@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import rebracket as rb
-from rebracket.backends.cpu import autograd, library
-from rebracket.ops import repetition
+from rebracket.backends.cpu import library, recurrence
 from rebracket.ops.backend import INSTALLED
-from rebracket.ops.validate import Mode
+from rebracket.ops.checks import Mode
 from rebracket.testing.budgets import check_equal
 from rebracket.testing.laws import LAWS
 from rebracket.testing.results import results
@@ -66,9 +65,8 @@ def threads() -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_hold_on_every_other_instruction_set(isa: str, law: str, monkeypatch: pytest.MonkeyPatch):
     bound = library.with_isa(isa)
-    for module in (library, autograd):
+    for module in (library, recurrence):
         monkeypatch.setattr(module, "load", lambda: bound)
-    monkeypatch.setattr(repetition, "KNOWN", {})
     for row in LAWS[law].over("cpu"):
         LAWS[law].check(SOUND, row)
 
@@ -216,7 +214,8 @@ def test_second_derivatives_are_refused_not_wrong():
 
 def test_operators_are_well_formed():
     x = {name: t.requires_grad_() for name, t in inputs(B=1, T=40).items()}
-    call = (x["q"], x["k"], x["v"], x["k"], x["beta"], x["log_decay"], None, None, None, None, 1, False, 0.5, True)
+    tensors = (x["q"], x["k"], x["v"], None, x["beta"], x["log_decay"], None, None, None, None)
+    call = (*tensors, 1, True, False, 0.5, True, 16, True)
     torch.library.opcheck(torch.ops.rebracket.cpu.default, call)
 
 

@@ -1,9 +1,8 @@
-"""Checks on shapes and types, made once at the door; what passes here is well formed everywhere behind it."""
+"""Checks on the arguments of the public functions, made once; what passes here is well formed everywhere behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -11,34 +10,15 @@ import torch
 from torch import Tensor
 
 from rebracket.base.checks import truth, whole
-from rebracket.ops.recurrence import Recurrence
 from rebracket.ops.state import State
-from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
+from rebracket.ops.write import Sizes, WriteRule, check_shape
 
 Mode = Literal["auto", "parallel", "chunk", "recurrent"]
 MODES = ("parallel", "chunk", "recurrent")
-Lowering = Callable[[Tensor, Tensor, WriteRule, Tensor | None, Sizes], Writes]
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def lowered(k: Tensor, v: Tensor, write: WriteRule, cu_seqlens: Tensor | None, sizes: Sizes) -> Writes:
-    """The canonical writes. A tail may hold anything: what a rule computes with is zero there, gradients included."""
-    if cu_seqlens is None or not has_tail(cu_seqlens, sizes.T):
-        return write.lower(k, v)
-    tail = torch.arange(sizes.T * write.entries, device=k.device) >= cu_seqlens[-1] * write.entries
-    quiet = partial(zero_where, tail)
-    return write.each_tensor(quiet).lower(quiet(k), quiet(v))
-
-
-def outlined(k: Tensor, v: Tensor, write: WriteRule, *_: object) -> Writes:
-    """The canonical writes as a plan needs them: shapes and dtypes, on the meta device, where nothing is computed."""
-    return write.each_tensor(without_numbers).lower(without_numbers(k), without_numbers(v))
-
-
-def without_numbers(x: Tensor) -> Tensor:
-    return x.to("meta")
-
-
-def recurrence(
+def check_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -46,60 +26,25 @@ def recurrence(
     write: WriteRule,
     bonus: Tensor | None,
     normalize: bool,
-    scale: float | None,
     state: State | None,
     cu_seqlens: Tensor | None,
-    lower: Lowering = lowered,
-) -> Recurrence:
-    """The checked call as the canonical recurrence, its writes made by `lower`."""
+) -> None:
+    """Raises what is wrong with the arguments of `linear_attention`, in the order of its signature."""
     check_write(write)
     truth("normalize", normalize)
     sizes = measure(q, k, v, write.entries)
     write.check(sizes)
     check_axes(log_decay, write, bonus, normalize, sizes)
-    held = state.tensors() if isinstance(state, State) else {}
-    check_places(q, {"k": k, "v": v, "log_decay": log_decay, "bonus": bonus, "cu_seqlens": cu_seqlens})
-    check_places(q, write.tensors() | {f"state.{name}": x for name, x in held.items()})
-    check_packing(cu_seqlens, sizes)
-    checked = Recurrence(
-        q,
-        lower(k, v, write, cu_seqlens, sizes),
-        log_decay,
-        bonus,
-        normalize,
-        default_scale(scale, normalize, sizes),
-        state,
-        cu_seqlens,
-        sizes,
-    )
-    check_state(state, checked)
-    return checked
-
-
-def with_time_axis(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, write: WriteRule
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, WriteRule]:
-    """What one token's arguments are over a sequence of one token."""
-    if log_decay is not None and log_decay.ndim > 1:
-        log_decay = log_decay.unsqueeze(1)
-    if write.entries == 1:
-        k, v = k.unsqueeze(1), v.unsqueeze(1)
-    return q.unsqueeze(1), k, v, log_decay, write.with_time_axis()
-
-
-def has_tail(cu_seqlens: Tensor, T: int) -> bool:
-    """Whether tokens follow the last sequence; a traced program must reckon with it."""
-    return not readable(cu_seqlens) or int(cu_seqlens[-1]) < T
+    check_packing(cu_seqlens, sizes.B, sizes.T)
+    check_state(state, sizes, sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1, normalize)
+    held = {} if state is None else {"state.memory": state.memory, "state.key_sum": state.key_sum}
+    others = {"k": k, "v": v, "log_decay": log_decay, "bonus": bonus, "cu_seqlens": cu_seqlens}
+    check_devices(q, others | write.tensors() | held)
 
 
 def readable(x: Tensor) -> bool:
     """Whether the numbers of x can be looked at: not while a program is traced, and not where there are none."""
     return not (torch.compiler.is_compiling() or x.is_meta)
-
-
-def zero_where(tail: Tensor, x: Tensor) -> Tensor:
-    """x [1,T,...] with zeros in the tail; what has no time axis stays as it is."""
-    return x if x.ndim < 3 else x.masked_fill(tail.view(1, -1, *[1] * (x.ndim - 2)), 0)
 
 
 def check_write(write: object) -> None:
@@ -109,8 +54,8 @@ def check_write(write: object) -> None:
         raise TypeError(f"write must be a write rule such as Additive() or Delta(beta), got {type(write).__name__}")
 
 
-def check_places(first: Tensor, others: Mapping[str, object]) -> None:
-    """Raises unless every tensor lies where the first one does; what is no tensor is refused elsewhere."""
+def check_devices(first: Tensor, others: Mapping[str, object]) -> None:
+    """Raises unless every tensor is on the device of the first one; what is no tensor is refused elsewhere."""
     device = first.device
     for name, x in others.items():
         if isinstance(x, Tensor) and x.device != device:
@@ -156,12 +101,13 @@ def check_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state
         raise TypeError(f"state must be a State, got {type(state).__name__}; State.zeros(B, H, K, V) begins one")
 
 
-def check_inplace(state: State, call: Recurrence) -> None:
-    if state.memory.dtype != call.dtype:
+def check_inplace(state: State, dtype: torch.dtype, normalize: bool) -> None:
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    if state.memory.dtype != wanted:
         raise ValueError(
-            f"state must be {call.dtype} to be updated in place, got {state.memory.dtype}; use state.to(dtype)"
+            f"state must be {wanted} to be updated in place, got {state.memory.dtype}; use state.to(dtype)"
         )
-    if state.key_sum is not None and not call.normalize:
+    if state.key_sum is not None and not normalize:
         raise ValueError("state holds a key_sum that a step without normalize cannot update; pass State(state.memory)")
 
 
@@ -169,7 +115,7 @@ def check_rank(name: str, x: Tensor) -> None:
     check_tensor(name, x)
     if x.ndim != 4:
         raise ValueError(f"{name} must be [B,T,heads,dim], got {x.ndim} dimensions {list(x.shape)}")
-    if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float32, float64, bfloat16 or float16, got {x.dtype}; convert it")
 
 
@@ -189,29 +135,17 @@ def check_axes(log_decay: Tensor | None, write: WriteRule, bonus: Tensor | None,
         )
 
 
-def default_scale(scale: float | None, normalize: bool, sizes: Sizes) -> float:
-    if scale is None:
-        return 1.0 if normalize else sizes.K**-0.5
-    if isinstance(scale, Tensor):
-        raise TypeError("scale must be a number, got a tensor; multiply q by it instead")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
-        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
-    return float(scale)
-
-
-def check_packing(cu_seqlens: Tensor | None, sizes: Sizes) -> None:
+def check_packing(cu_seqlens: Tensor | None, B: int, T: int) -> None:
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1:
         raise TypeError("cu_seqlens must be an int32 or int64 tensor [N+1], such as torch.tensor([0, 5, 9])")
     if cu_seqlens.shape[0] < 1:
         raise ValueError("cu_seqlens must hold N + 1 >= 1 offsets, got none")
-    if sizes.B != 1:
-        raise ValueError(
-            f"cu_seqlens needs B = 1 (sequences packed in one row), got B = {sizes.B}; reshape to [1,B*T,...]"
-        )
+    if B != 1:
+        raise ValueError(f"cu_seqlens needs B = 1 (sequences packed in one row), got B = {B}; reshape to [1,B*T,...]")
     if readable(cu_seqlens):
-        check_offsets(cu_seqlens, sizes.T)
+        check_offsets(cu_seqlens, T)
 
 
 def check_offsets(cu_seqlens: Tensor, T: int) -> None:
@@ -227,26 +161,21 @@ def check_offsets(cu_seqlens: Tensor, T: int) -> None:
         )
 
 
-def check_state(state: State | None, call: Recurrence) -> None:
+def check_state(state: State | None, sizes: Sizes, N: int, normalize: bool) -> None:
     if state is None:
         return
     if not isinstance(state, State):
         raise TypeError(f"state must be a State, got {type(state).__name__}; wrap a tensor as State(memory)")
-    check_numbers(state)
-    sizes = call.sizes
-    expected = (call.sequences, sizes.H, sizes.K, sizes.V)
-    if tuple(state.memory.shape) != expected:
-        raise ValueError(f"state.memory must be [N,H,K,V] = {list(expected)}, got {list(state.memory.shape)}")
-    if call.normalize and state.key_sum is None:
-        raise ValueError("state must hold key_sum when normalize is True; it comes from a call with normalize=True")
-    if state.key_sum is not None and tuple(state.key_sum.shape) != expected[:3]:
-        raise ValueError(f"state.key_sum must be [N,H,K] = {list(expected[:3])}, got {list(state.key_sum.shape)}")
-
-
-def check_numbers(state: State) -> None:
     for name, x in state.tensors().items():
         if not x.is_floating_point():
             raise TypeError(f"state.{name} must be a floating-point tensor, got {x.dtype}; use state.to(torch.float32)")
+    expected = (N, sizes.H, sizes.K, sizes.V)
+    if tuple(state.memory.shape) != expected:
+        raise ValueError(f"state.memory must be [N,H,K,V] = {list(expected)}, got {list(state.memory.shape)}")
+    if normalize and state.key_sum is None:
+        raise ValueError("state must hold key_sum when normalize is True; it comes from a call with normalize=True")
+    if state.key_sum is not None and tuple(state.key_sum.shape) != expected[:3]:
+        raise ValueError(f"state.key_sum must be [N,H,K] = {list(expected[:3])}, got {list(state.key_sum.shape)}")
 
 
 def check_mode(mode: str, chunk: int | None) -> None:

@@ -5,9 +5,9 @@ import lzma
 import pytest
 
 from rebracket.data import Corpus
+from rebracket.data import compression as module
+from rebracket.data.compression import xz
 from rebracket.lm.tokenizer import Tokenizer
-from rebracket.train import compressors as module
-from rebracket.train.compressors import xz
 from tests.train.tiny import stream
 
 TRAIN = ("the first document says this\n" * 9, "größe €\n" * 7)

@@ -343,7 +343,7 @@ def test_a_tensor_of_a_write_rule_elsewhere_is_refused_by_name(name: str):
     with pytest.raises(ValueError, match=f"{named} must be on cpu"):
         call(write=rule(nowhere))
     with pytest.raises(ValueError, match=f"{named} must be on cpu"):
-        token(write=rule(lambda B, T, *rest: nowhere(B, *rest)).each_tensor(first_unless_meta))
+        token(write=rule(lambda B, T, *rest: nowhere(B, *rest)).map(first_unless_meta))
 
 
 def first_unless_meta(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a general compressor makes of the same text."""
+"""What a general compressor, xz, makes of the same text."""
 
 import lzma
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +11,14 @@ from rebracket.data.corpus import Corpus
 
 STRONGEST = 9 | lzma.PRESET_EXTREME
 SMALLEST, WINDOW = 4 << 10, 64 << 20  # the least that lzma takes, and what preset 9 takes
-# Tokens decoded at a time: as Python numbers they are many times their size.
+# Tokens decoded at a time: as Python numbers they take many times their size.
 BLOCK = 1 << 20
 
 
 @final
 @dataclass(frozen=True)
 class Compressed:
-    """The held-out text through xz, with nothing to learn from and with training text.
+    """The held-out text through xz, alone and after training text.
 
     Args:
         alone: bits per byte of the held-out text by itself.
@@ -32,19 +32,16 @@ class Compressed:
 
 
 def xz(corpus: Corpus, most: int) -> Compressed:
-    """Bits per byte that `xz -9e` makes of the held-out documents, one after the other.
+    """Bits per byte of the held-out documents, one after the other, in `xz -9e`.
 
     alone = 8 * len(xz(held_out)) / len(held_out)
     after = 8 * (len(xz(train + held_out)) - len(xz(train))) / len(held_out)
 
+    Takes about 1 s and 12 MB of memory per MB of training text, twice, on two cores at once.
+
     Args:
         corpus: both texts.
-        most: how much of the training text, from its end, is given before the held-out text, in bytes.
-
-    Returns:
-        Both numbers and how much training text was given.
-
-    Cost: about 1 s and 12 MB of memory per MB of training text, twice, on two cores at once.
+        most: bytes of training text, from its end, to put before the held-out text.
     """
     before = text_of(corpus, corpus.train.tokens, most)
     held_out = text_of(corpus, corpus.held_out.tokens, corpus.held_out.nbytes)
@@ -54,7 +51,7 @@ def xz(corpus: Corpus, most: int) -> Compressed:
 
 
 def text_of(corpus: Corpus, tokens: np.ndarray, most: int) -> bytes:
-    """The last bytes of the text of a stream, marks left out."""
+    """The last `most` bytes of the text of a stream, without the marks."""
     pieces: list[bytes] = []
     for end in range(len(tokens), 0, -BLOCK):
         if sum(map(len, pieces)) >= most:
@@ -65,6 +62,6 @@ def text_of(corpus: Corpus, tokens: np.ndarray, most: int) -> bytes:
 
 
 def xz_nbytes(text: bytes) -> int:
-    """Bytes that `xz -9e` makes of a text; a window no longer than the text spares memory and changes nothing."""
+    """The size of a text in `xz -9e`; a window no longer than the text saves memory and changes nothing."""
     window = min(max(len(text), SMALLEST), WINDOW)
     return len(lzma.compress(text, filters=[{"id": lzma.FILTER_LZMA2, "preset": STRONGEST, "dict_size": window}]))

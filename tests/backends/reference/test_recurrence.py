@@ -114,5 +114,6 @@ def test_export_keeps_the_length_dynamic() -> None:
 
 def test_operator_is_well_formed() -> None:
     x = arguments(20, "delta")
-    flat = (x["q"], x["k"], x["v"], x["k"], x["beta"], None, None, x["memory"], None, None, 1, False, 0.5, 8)
+    tensors = (x["q"], x["k"], x["v"], None, x["beta"], None, None, x["memory"], None, None)
+    flat = (*tensors, 1, True, False, 0.5, True, 8, True)
     torch.library.opcheck(torch.ops.rebracket.reference.default, flat)

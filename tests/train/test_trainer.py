@@ -1,36 +1,14 @@
 """Steps: the same from any checkpoint, the same however the batch is divided, and never beyond what is finite."""
 
 import math
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rebracket.train import checkpoint
-from rebracket.train.loop import Chores, Trainer, Update, fit
-from rebracket.train.progress import Report, Screen
+from rebracket.train.trainer import Trainer
 from tests.train.tiny import config, ignore, same, trainer
-
-
-class Silent(Screen):
-    """Counts what it is shown."""
-
-    def __init__(self):
-        self.reports: list[Report] = []
-        self.course: list[object] = []
-
-    def say(self, text):
-        self.course.append(text)
-
-    def begin(self, step, steps):
-        self.course.append((step, steps))
-
-    def show(self, report):
-        self.reports.append(report)
-
-    def end(self):
-        self.course.append("end")
 
 
 def run(of: Trainer, steps):
@@ -46,7 +24,7 @@ def test_the_loss_falls(tmp_path):
     assert updates[-1].loss < 0.6 * updates[0].loss
 
 
-def test_taken_up_from_a_file_it_goes_on_bitwise(tmp_path):
+def test_resumed_from_a_file_it_continues_bitwise(tmp_path):
     whole = trainer(tmp_path, config())
     updates = run(whole, 12)
     first, second = trainer(tmp_path, config()), trainer(tmp_path, config(), seed=5)
@@ -60,7 +38,7 @@ def test_taken_up_from_a_file_it_goes_on_bitwise(tmp_path):
     assert same(tensors(second), tensors(whole))
 
 
-def test_random_numbers_go_on_too(tmp_path):
+def test_random_numbers_continue_too(tmp_path):
     of = trainer(tmp_path, config())
     saved = of.checkpoint("")
     drawn = torch.rand(3)
@@ -89,7 +67,7 @@ def test_rows_accumulated_are_one_longer_row(tmp_path):
 def test_the_gradient_is_clipped_and_its_norm_told_as_it_was(tmp_path, monkeypatch):
     of = trainer(tmp_path, config())
     seen = []
-    monkeypatch.setattr(of, "_move", lambda _: seen.extend(p.grad for p in of.model.parameters()))
+    monkeypatch.setattr(of, "_update_weights", lambda _: seen.extend(p.grad for p in of.model.parameters()))
     monkeypatch.setattr(of, "_config", replace(of._config, optimizer=replace(of._config.optimizer, clip=0.01)))
     update = of.advance()
     clipped = math.sqrt(sum(float(gradient.square().sum()) for gradient in seen))
@@ -124,54 +102,3 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_move(tmp_path):
         {name: tensor for name, tensor in before.items() if name.startswith("optimizer.")},
         {name: tensor for name, tensor in after.items() if name.startswith("optimizer.")},
     )
-
-
-def test_chores_are_done_when_due_and_saving_comes_last(tmp_path):
-    of, course = trainer(tmp_path, config()), []
-    chores = Chores(
-        lambda update, pace: course.append(("log", update.step, pace > 0)),
-        lambda: course.append(("validate", of.step)),
-        lambda: course.append(("save", of.step)),
-    )
-    screen = Silent()
-    assert fit(of, config(log_every=4, validate_every=6, checkpoint_every=6), chores, screen)
-    assert course == [
-        ("log", 4, True),
-        ("validate", 6),
-        ("save", 6),
-        ("log", 8, True),
-        ("log", 12, True),
-        ("save", 12),
-    ]
-    assert screen.course == [(0, 12), "end"]
-    assert [report.step for report in screen.reports] == list(range(1, 13))
-    assert screen.reports[-1].seconds_left == 0
-
-
-def test_a_finished_run_takes_no_more_steps(tmp_path):
-    of = trainer(tmp_path, config())
-    run(of, 12)
-    assert fit(of, config(), Chores(ignore, ignore, ignore), Silent())
-    assert of.step == 12
-
-
-def test_ctrl_c_finishes_the_step_saves_it_and_stops(tmp_path):
-    of, saved = trainer(tmp_path, config()), []
-
-    def log(update: Update, _: float) -> None:
-        if update.step == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    assert not fit(of, config(), Chores(log, ignore, lambda: saved.append(of.step)), Silent())
-    assert (of.step, saved) == (3, [3])
-
-
-def test_the_screen_is_closed_whatever_happens(tmp_path):
-    def fails(*_):
-        raise RuntimeError("broken")
-
-    screen, before = Silent(), signal.getsignal(signal.SIGINT)  # a shell's background jobs begin with it ignored
-    with pytest.raises(RuntimeError, match="broken"):
-        fit(trainer(tmp_path, config()), config(), Chores(fails, ignore, ignore), screen)
-    assert screen.course[-1] == "end"
-    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,132 @@
+"""One token on the kernels, and many of one kind: the first call's structure is copied, and only pointers change."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rebracket.backends.cpu import library
+from rebracket.backends.cpu.covers import uncovered
+from rebracket.backends.cpu.library import Call, Library, Rows, empty
+from rebracket.backends.cpu.recurrence import KERNELS, check_decays, describe, readable
+from rebracket.ops.backend import Implementation, PreparedStep, Tensors
+from rebracket.ops.call import Recurrence, Step
+from rebracket.ops.checks import check_decay_values
+from rebracket.ops.native import learns, plain
+from rebracket.ops.state import Output, State
+
+Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)
+"""A call seen as words, each pointer being one."""
+
+
+def word(name: str) -> int:
+    """Which word the pointer of a field is."""
+    field = getattr(Call, name)
+    inside = Rows.data.offset if field.size == ctypes.sizeof(Rows) else 0
+    return (field.offset + inside) // 8
+
+
+SOURCES = {name: word(name) for name in ("q", "k", "v", "r", "beta", "log_decay", "bonus")}
+SOURCES |= {name: word(f"{name}_in") for name in ("memory", "key_sum")}
+OUT, WRONG, MEMORY_OUT, KEY_SUM_OUT = map(word, ("out", "wrong", "memory_out", "key_sum_out"))
+
+
+@final
+class StepKernels(Implementation[Step]):
+    """One write a token; several, and steps with gradients, go as a sequence of one token."""
+
+    def covers(self, call: Step) -> str | None:
+        return uncovered("q", call.tensors().values())
+
+    def run(self, call: Step) -> Output:
+        token, held = call.token, call.token.state
+        assert held is not None
+        if not kernel_runs(token):
+            out, state = KERNELS.run(token)
+            return Output(out, held.overwrite(state) if call.inplace else state)
+        target = held if call.inplace and writable(held) else room(held, token.normalize)
+        token = readable(token)
+        B, _, H, V = token.v.shape
+        out, wrong = empty(B, 1, H, V, dtype=token.q.dtype), torch.zeros(1, dtype=torch.int32, device="cpu")
+        library.load().step(describe(token, out, target.memory, target.key_sum, wrong))
+        check_decays(token, wrong)
+        return Output(out, held.overwrite(target) if call.inplace and target is not held else target)
+
+    def prepare(self, step: Step, given: Tensors) -> PreparedStep | None:
+        held = step.token.state
+        if held is None or not kernel_runs(step.token) or (step.inplace and not writable(held)):
+            return None
+        token = readable(step.token)
+        places = {name: place(getattr(token, name), given) for name in SOURCES if name != "r"}
+        places["r"] = places["k"] if token.r_is_k else place(token.r, given)
+        if None in places.values():
+            return None
+        out, wrong = empty(*token.v.shape, dtype=token.q.dtype), torch.zeros(1, dtype=torch.int32, device="cpu")
+        template = describe(token, out, held.memory, token.key_sum, wrong)
+        pointers = tuple((SOURCES[name], i) for name, i in places.items() if i is not None and i >= 0)
+        return PreparedKernel(template, pointers, library.load(), step.inplace, token.normalize, out[:, 0])
+
+
+def kernel_runs(token: Recurrence) -> bool:
+    """Whether the step's own kernel can run: one write, no gradients, nothing traced."""
+    tensors = token.tensors().values()
+    return token.per_token == 1 and plain(tensors) and not learns(tensors)
+
+
+def writable(state: State) -> bool:
+    """Whether the kernels can write into a state's own tensors."""
+    return all(x.dtype == torch.float32 and x.is_contiguous() for x in state.tensors().values())
+
+
+def room(state: State, normalize: bool) -> State:
+    """Memory for the state after a step."""
+    key_sum = empty(*state.key_sum.shape) if normalize and state.key_sum is not None else None
+    return State(empty(*state.memory.shape), key_sum)
+
+
+def place(x: Tensor | None, given: Tensors) -> int | None:
+    """The place of the one given tensor at whose address x begins, -1 for no tensor; None if there is not just one."""
+    if x is None:
+        return -1
+    same = [i for i, y in enumerate(given) if y is not None and y.dtype == x.dtype and y.data_ptr() == x.data_ptr()]
+    return same[0] if len(same) == 1 and x.numel() else None
+
+
+@final
+@dataclass(frozen=True)
+class PreparedKernel:
+    """Steps of one kind.
+
+    Args:
+        template: the structure of the first of them.
+        pointers: pairs of a word and the place, among the step's tensors, of the one whose address it is.
+        library: the kernels.
+        inplace: whether the new state is written into the old one.
+        normalize: whether there is a sum of keys.
+        like: a tensor of the output's shape [B,H,V] and dtype.
+    """
+
+    template: Call
+    pointers: tuple[tuple[int, int], ...]
+    library: Library
+    inplace: bool
+    normalize: bool
+    like: Tensor
+
+    def __call__(self, tensors: Tensors, state: State) -> Output:
+        words, wrong = Words.from_buffer_copy(self.template), ctypes.c_int32()
+        for place, index in self.pointers:
+            words[place] = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first step was)
+        after = state if self.inplace else room(state, self.normalize)
+        out = torch.empty_like(self.like)
+        words[OUT], words[WRONG], words[MEMORY_OUT] = out.data_ptr(), ctypes.addressof(wrong), after.memory.data_ptr()
+        if self.normalize:
+            words[KEY_SUM_OUT] = after.key_sum.data_ptr()  # type: ignore[union-attr]
+        self.library.step(words)
+        if wrong.value:
+            check_decay_values(tensors[3])  # type: ignore[arg-type]
+        return Output(out, after)

@@ -1,0 +1,218 @@
+"""Operators that torch cannot look into: kernels, or loops that a trace must not unroll.
+
+An operator is written as a forward pass, a backward pass and the shapes of its results. From the fields of its call
+type follows all else that torch asks for: the operator's schema, autograd in eager mode and under torch.compile and
+torch.export, and vmap. A plain eager call goes straight to the forward pass; anything else goes through the registered
+operator, where torch gives it its meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, TypeVar, final
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from rebracket.ops.backend import INSTALLED, Implementation, Kind
+
+Results = tuple[Tensor, ...]
+Operator = TypeVar("Operator", bound="NativeOperator[Any]")
+# What a schema calls the types of a call's fields.
+SCHEMA = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    int: "SymInt",
+    int | None: "SymInt?",
+    float: "float",
+    bool: "bool",
+    str | None: "str?",
+}
+
+
+class NativeOperator(Implementation[Kind]):
+    """A type of call with a forward and a backward pass of its own."""
+
+    name: ClassVar[str]
+    """What torch knows it by: rebracket::NAME."""
+    call: ClassVar[type[Any]]
+    results: ClassVar[int]
+    """Tensors that the forward pass gives; at least two, or one and something kept."""
+    kept: ClassVar[int] = 0
+    """Further tensors that it keeps for the backward pass."""
+    registered: ClassVar[Any]
+    """The operator as torch has it, which `register` fills in."""
+
+    @abstractmethod
+    def forward(self, call: Kind, keep: bool) -> Results:
+        """The results, and behind them what the backward pass needs; that may be empty unless `keep`."""
+
+    @abstractmethod
+    def outline(self, call: Kind, keep: bool) -> Results:
+        """Tensors of the shapes and dtypes of what `forward` gives, for tensors without numbers."""
+
+    @abstractmethod
+    def backward(self, call: Kind, kept: Results, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Gradients of the call's tensors by name, of those that have one; `grads` are those of the results."""
+
+    @abstractmethod
+    def flat(self, found: Any) -> Results:
+        """What `run` gives as a tuple, in the order of the results of `forward`."""
+
+    def compute(self, call: Kind) -> Results:
+        """The results of a call: straight if it is plain, under autograd if wanted, else through torch."""
+        tensors = call.tensors().values()
+        if not plain(tensors):
+            return self.registered(*vars(call).values(), learns(tensors))[: self.results]
+        if learns(tensors):
+            return Eager.apply(self, call, *tensors)
+        return self.forward(call, keep=False)[: self.results]
+
+
+@final
+class Eager(torch.autograd.Function):
+    """Autograd around a plain call."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: NativeOperator[Any], call: Any, *tensors: Tensor) -> Results:
+        """The results; what the backward pass needs is saved as torch wants it."""
+        found = operator.forward(call, keep=True)
+        ctx.operator, ctx.names = operator, tuple(call.tensors())
+        ctx.bare = dataclasses.replace(call, **dict.fromkeys(ctx.names))
+        ctx.save_for_backward(*found[operator.results :], *tensors)
+        ctx.set_materialize_grads(False)
+        return found[: operator.results]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients, in the order of the tensors."""
+        saved, kept = ctx.saved_tensors, ctx.operator.kept
+        call = dataclasses.replace(ctx.bare, **dict(zip(ctx.names, saved[kept:], strict=True)))
+        if torch.is_grad_enabled():
+            found = differentiable_backward(ctx.operator, call, grads)
+        else:
+            found = ctx.operator.backward(call, saved[:kept], grads)
+        return None, None, *(found.get(name) for name in ctx.names)
+
+
+def differentiable_backward(
+    operator: NativeOperator[Any], call: Any, grads: Sequence[Tensor | None]
+) -> dict[str, Tensor]:
+    """The gradients of a call as functions that can be differentiated again, by the reference's operations."""
+    with torch.enable_grad():
+        # Views, because one tensor may be several arguments, and each has a gradient of its own.
+        call = call.map(lambda x: x.view_as(x) if x.requires_grad else x)
+        results = operator.flat(INSTALLED["reference"].run(call))
+        named = {name: x for name, x in floating(call).items() if x.requires_grad}
+        ends = [(x, grad) for x, grad in zip(results, grads, strict=False) if grad is not None and x.requires_grad]
+        found = torch.autograd.grad(
+            [x for x, _ in ends],
+            list(named.values()),
+            [grad for _, grad in ends],
+            create_graph=True,
+            allow_unused=True,
+        )
+    return {name: x for name, x in zip(named, found, strict=True) if x is not None}
+
+
+PLAIN = {Tensor, torch.nn.Parameter}
+
+
+def plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors are numbers in this process's memory, and nothing traces, records or transforms what is done."""
+    return undisturbed() and all(type(x) in PLAIN and x.device.type != "meta" for x in tensors)
+
+
+def learns(tensors: Iterable[Tensor]) -> bool:
+    """Whether a gradient may be asked for."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def undisturbed() -> bool:
+    """Whether nothing traces, records or transforms what is done."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+        or forward_ad._current_level >= 0
+    )
+
+
+def register(operator: Operator) -> Operator:
+    """Tells torch of an operator: its schema, forward and backward pass, shapes, gradients and vmap."""
+    hints = typing.get_type_hints(operator.call)
+    names = [field.name for field in dataclasses.fields(operator.call)]
+    fields = ", ".join(f"{SCHEMA.get(hints[name], 'str?')} {name}" for name in names)
+    outputs = ", ".join(["Tensor"] * (operator.results + operator.kept))
+    forward, backward = f"rebracket::{operator.name}", f"rebracket::{operator.name}_backward"
+    torch.library.define(forward, f"({fields}, bool keep) -> ({outputs})")
+    torch.library.define(backward, f"(Tensor[] kept, Tensor[] grads, {fields}) -> Tensor[]")
+    type(operator).registered = getattr(torch.ops.rebracket, operator.name).default
+    run_backward = getattr(torch.ops.rebracket, f"{operator.name}_backward").default
+
+    def run(*fields: Any) -> Results:
+        return operator.forward(operator.call(*fields[:-1]), keep=fields[-1])
+
+    def outline(*fields: Any) -> Results:
+        return operator.outline(operator.call(*fields[:-1]), keep=fields[-1])
+
+    def differentiate(kept: list[Tensor], grads: list[Tensor], *fields: Any) -> list[Tensor]:
+        call = operator.call(*fields)
+        found = operator.backward(call, tuple(kept), grads)
+        return [found[name] if name in found else torch.zeros_like(x) for name, x in floating(call).items()]
+
+    def outline_backward(kept: list[Tensor], grads: list[Tensor], *fields: Any) -> list[Tensor]:
+        return [x.new_empty(x.shape) for x in floating(operator.call(*fields)).values()]
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+        ctx.given = [isinstance(x, Tensor) for x in inputs[:-1]]
+        ctx.others = [None if given else x for x, given in zip(inputs, ctx.given, strict=False)]
+        ctx.save_for_backward(*output[operator.results :], *(x for x in inputs if isinstance(x, Tensor)))
+
+    def pull_back(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = iter(ctx.saved_tensors)
+        kept = [next(saved) for _ in range(operator.kept)]
+        fields = [next(saved) if given else x for given, x in zip(ctx.given, ctx.others, strict=True)]
+        call = operator.call(*fields)
+        if torch.is_grad_enabled():
+            named = differentiable_backward(operator, call, grads[: operator.results])
+        else:
+            found = run_backward(kept, list(grads[: operator.results]), *fields)
+            named = dict(zip(floating(call), found, strict=True))
+        return *(named.get(name) for name in names), None
+
+    torch.library.impl(forward, "CompositeExplicitAutograd")(run)
+    torch.library.impl(backward, "CompositeExplicitAutograd")(differentiate)
+    torch.library.register_fake(forward)(outline)
+    torch.library.register_fake(backward)(outline_backward)
+    torch.library.register_autograd(forward, pull_back, setup_context=save)
+    torch.library.register_vmap(forward, one_by_one(operator.registered))
+    torch.library.register_vmap(backward, one_by_one(run_backward))
+    return operator
+
+
+def floating(call: Any) -> dict[str, Tensor]:
+    """The tensors of a call that may have a gradient, by name."""
+    return {name: x for name, x in call.tensors().items() if x.is_floating_point()}
+
+
+def one_by_one(function: Any) -> Any:
+    """The rule for vmap: each member of the batch by a call of its own."""
+
+    def batched(info: Any, in_dims: Any, *values: Any) -> tuple[Any, Any]:
+        flat, spec = pytree.tree_flatten(values)
+        dims = pytree.tree_leaves(in_dims, is_leaf=lambda x: x is None)
+        found = []
+        for i in range(info.batch_size):
+            chosen = [x if dim is None else x.select(dim, i) for x, dim in zip(flat, dims, strict=True)]
+            found.append(function(*pytree.tree_unflatten(chosen, spec)))
+        stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
+        return type(found[0])(stacked), type(found[0])([0] * len(stacked))
+
+    return batched
