@@ -33,9 +33,9 @@ from rebracket.ops.stepper import Stepper
 @final
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """What the operator is given for a stretch of tokens or for one, and what the layer needs afterwards.
+    """Arguments of the operator for a sequence or for one token, and what the layer needs after it.
 
-    v is the value before it was written; tail and seen are those of the next cache.
+    v holds the values before the write changed them; tail and seen are those of the next cache.
     """
 
     q: Tensor
@@ -106,7 +106,7 @@ class LinearAttention(Mixer):
         self.feature, self.decay, self.write = feature, decay, write or AdditiveWrite()
         self.normalize, self.scale, self.rotary, self.cosine = normalize, scale, rotary, cosine
         self.correction, self.skip, self.norm, self.gate = correction, skip, norm, gate
-        self.refuse_unfit()
+        self.check_parts()
         q, v = size.key_heads * size.key_dim, size.heads * size.value_dim
         self.widths = (q, self.write.key_entries * q, self.write.entries * v)
         self.project = Projection(size.d_model, sum(self.widths))
@@ -121,8 +121,8 @@ class LinearAttention(Mixer):
     def forward(
         self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
     ) -> tuple[Tensor, LayerCache]:
-        self.refuse_misshapen(x, "B,T,d_model")
-        held = None if cache is None else self.own(cache, rows_of(x, cu_seqlens))
+        self.check_shape(x, "B,T,d_model")
+        held = None if cache is None else self.state_of(cache, rows_of(x, cu_seqlens))
         given = self.operands(x, cache, cu_seqlens)
         out, state = linear_attention(
             given.q,
@@ -140,8 +140,8 @@ class LinearAttention(Mixer):
         return self.read(out, given.v, x), LayerCache(state, given.tail, given.seen)
 
     def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
-        self.refuse_misshapen(x, "B,d_model")
-        held = self.own(cache, x.shape[0])
+        self.check_shape(x, "B,d_model")
+        held = self.state_of(cache, x.shape[0])
         given = self.operands(x, cache, None)
         out, state = self.stepper(
             given.q,
@@ -157,10 +157,10 @@ class LinearAttention(Mixer):
         return self.read(out, given.v, x), cache.overwrite(after) if inplace else after
 
     def operands(self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None) -> Operands:
-        """What tokens x [B,T,d_model], or one token a row x [B,d_model], ask of the operator."""
+        """The arguments for a sequence x [B,T,d_model], or for one token of each row x [B,d_model]."""
         qkv, tail = self.convolved(self.project(x), cache, cu_seqlens)
         q, k, v = self.split(qkv)
-        q, k, seen = self.mapped(q, k, cache, cu_seqlens)
+        q, k, seen = self.features_of(q, k, cache, cu_seqlens)
         log_decay = None if self.decay is None else self.decay(x)
         written = self.write(x, by_entry(k, self.size.key_heads), by_entry(v, self.size.heads), log_decay)
         if written.k.shape[-2] > q.shape[-2]:  # the write made a key for each head of v
@@ -185,19 +185,19 @@ class LinearAttention(Mixer):
         v = v.unflatten(-1, (self.write.entries * size.heads, size.value_dim))
         return q.unflatten(-1, (size.key_heads, size.key_dim)), k, v
 
-    def mapped(
+    def features_of(
         self, q: Tensor, k: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The features of q and k at their positions, q corrected, and the tokens seen after them."""
         seen, where = None, None
-        if self.counts:
-            begun = None if cache is None else cache.seen
-            if begun is None:
-                begun = torch.zeros(rows_of(q, cu_seqlens), dtype=torch.int64, device=q.device)
+        if self.counts_tokens:
+            before = None if cache is None else cache.seen
+            if before is None:
+                before = torch.zeros(rows_of(q, cu_seqlens), dtype=torch.int64, device=q.device)
             tokens = q.shape[1] if q.ndim == 4 else 1
-            where, seen = positions(begun, tokens, cu_seqlens), advance(begun, tokens, cu_seqlens)
-        q, k = placed(self.rotary, q, k, where)
-        q, k = placed(self.cosine, self.feature.queries(q), self.feature(k), where)
+            where, seen = positions(before, tokens, cu_seqlens), advance(before, tokens, cu_seqlens)
+        q, k = at_positions(self.rotary, q, k, where)
+        q, k = at_positions(self.cosine, self.feature.queries(q), self.feature(k), where)
         return q if self.correction is None else self.correction(q, k), k, seen
 
     def read(self, out: Tensor, v: Tensor, x: Tensor) -> Tensor:
@@ -209,18 +209,18 @@ class LinearAttention(Mixer):
         return self.out(self.norm(out, gate).flatten(-2))
 
     @property
-    def counts(self) -> bool:
-        """Whether the layer needs to know how many tokens it has seen."""
+    def counts_tokens(self) -> bool:
+        """Whether a part needs to know the position of a token."""
         return self.rotary is not None or self.cosine is not None
 
-    def own(self, cache: LayerCache, rows: int) -> State:
+    def state_of(self, cache: LayerCache, rows: int) -> State:
         """The state of a cache that came from a layer like this one and has as many rows as the call."""
-        parts = {"tail": self.convolution is not None, "seen": self.counts}
+        parts = {"tail": self.convolution is not None, "seen": self.counts_tokens}
         wrong = [name for name, needed in parts.items() if (getattr(cache, name) is not None) != needed]
         if wrong or not isinstance(cache.state, State):
             held = ", ".join(cache.tensors())
             raise ValueError(f"cache must come from a layer like this one, it holds {held}: is it of another layer?")
-        cache.refuse_rows(rows)
+        cache.check_rows(rows)
         return cache.state
 
     def empty_cache(
@@ -240,7 +240,7 @@ class LinearAttention(Mixer):
         tail = None
         if self.convolution is not None:
             tail = torch.zeros(rows, self.convolution.width - 1, sum(self.widths), dtype=dtype, device=device)
-        seen = torch.zeros(rows, dtype=torch.int64, device=device) if self.counts else None
+        seen = torch.zeros(rows, dtype=torch.int64, device=device) if self.counts_tokens else None
         return LayerCache(state, tail, seen)
 
     def state_nbytes(self, tokens: int) -> int:
@@ -254,7 +254,7 @@ class LinearAttention(Mixer):
             if part is not None:
                 part.reset_parameters()
 
-    def refuse_unfit(self) -> None:
+    def check_parts(self) -> None:
         """Raises where parts do not fit one another."""
         feature, cosine = self.feature, self.cosine
         if feature.dim_in != self.size.key_dim:
@@ -272,8 +272,10 @@ class LinearAttention(Mixer):
             raise ValueError(f"correction needs one key a token, {type(self.write).__name__} has another number")
 
 
-def placed(part: Rotary | CosineWeights | None, q: Tensor, k: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor]:
-    """q and k through a part that needs their positions, if there is one."""
+def at_positions(
+    part: Rotary | CosineWeights | None, q: Tensor, k: Tensor, where: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """q and k through a part that depends on their positions, if there is one."""
     if part is None or where is None:
         return q, k
     both = torch.cat([q, k], -2)
@@ -283,5 +285,5 @@ def placed(part: Rotary | CosineWeights | None, q: Tensor, k: Tensor, where: Ten
 
 
 def by_entry(x: Tensor, heads: int) -> Tensor:
-    """A token's entries side by side [B,T,n heads,D] as one after another [B,T n,heads,D]; [B,n,heads,D] of one."""
+    """Several entries of a token, [B,T,n heads,D], one after another: [B,T n,heads,D]; of one token [B,n,heads,D]."""
     return x if x.shape[-2] in (0, heads) else x.unflatten(-2, (-1, heads)).flatten(1, -3)

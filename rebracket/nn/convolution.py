@@ -56,11 +56,11 @@ class ShortConvolution(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor, tail: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Reads a stretch of tokens; see `rebracket.ops.convolution.short_convolution` for the shapes."""
+        """Reads a sequence, or the next part of one; the shapes are those of `short_convolution`."""
         return short_convolution(x, self.weight, self.bias, tail, cu_seqlens, activation=self.activation)
 
     def step(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads one token a row.
+        """Reads one token of each row.
 
         Args:
             x: [B,D].

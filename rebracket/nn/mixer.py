@@ -112,11 +112,11 @@ class Mixer(nn.Module, ABC):
     def forward(
         self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
     ) -> tuple[Tensor, LayerCache]:
-        """Reads a stretch of tokens.
+        """Reads a sequence, or the next part of one.
 
         Args:
             x: [B,T,d_model], B = 1 when packed.
-            cache: what the earlier tokens left, or None at the start.
+            cache: the cache after the tokens before these, or None at the start.
             cu_seqlens: [N+1] bounds of sequences packed into one row; the cache then has N rows.
             mode: how the operator computes: "parallel", "chunk", "recurrent" or "auto".
 
@@ -126,11 +126,11 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
-        """Reads one token a row.
+        """Reads one token of each row.
 
         Args:
             x: [B,d_model].
-            cache: what the earlier tokens left; `empty_cache` at the start.
+            cache: the cache after the tokens before; `empty_cache` at the start.
             inplace: write the new state over the old one; without gradients only.
 
         Returns:
@@ -141,7 +141,7 @@ class Mixer(nn.Module, ABC):
     def empty_cache(
         self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> LayerCache:
-        """The cache of `rows` sequences that have not begun; dtype and device default to those of the weights."""
+        """The cache of `rows` sequences before their first token; dtype and device default to those of the weights."""
 
     @abstractmethod
     def state_nbytes(self, tokens: int) -> int:
@@ -151,7 +151,7 @@ class Mixer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draws every weight again and recomputes every buffer, in place."""
 
-    def refuse_misshapen(self, x: Tensor, axes: str) -> None:
+    def check_shape(self, x: Tensor, axes: str) -> None:
         """Raises unless x has the axes that the letters name, the last of width d_model."""
         wanted = axes.split(",")
         if x.ndim != len(wanted) or x.shape[-1] != self.size.d_model:

@@ -57,7 +57,7 @@ class SoftmaxAttention(Mixer):
         self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
     ) -> tuple[Tensor, LayerCache]:
         """As `Mixer.forward`; there is one way to compute softmax attention, whatever the mode."""
-        self.refuse_misshapen(x, "B,T,d_model")
+        self.check_shape(x, "B,T,d_model")
         check_mode(mode, None)
         q, k, v = self.split(self.project(x))
         rows = rows_of(x, cu_seqlens)
@@ -70,7 +70,7 @@ class SoftmaxAttention(Mixer):
 
     def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
         """As `Mixer.step`; a cache that grows cannot be written over, so `inplace` gives a new one too."""
-        self.refuse_misshapen(x, "B,d_model")
+        self.check_shape(x, "B,d_model")
         y, cache = self(x.unsqueeze(1), cache=cache)
         return y.squeeze(1), cache
 
@@ -105,5 +105,5 @@ def own(cache: LayerCache, rows: int) -> KeyValues:
     if not isinstance(cache.state, KeyValues):
         held = ", ".join(cache.tensors())
         raise ValueError(f"cache must hold keys and values, it holds {held}: is it of another layer?")
-    cache.refuse_rows(rows)
+    cache.check_rows(rows)
     return cache.state

@@ -13,7 +13,7 @@ SHORTEST, LONGEST, FLOOR = 0.001, 0.1, 1e-4
 
 
 class Decay(nn.Module, ABC):
-    """A layer from tokens to log-decays: natural logarithms, <= 0, at least float32, of a stretch or of one token.
+    """A layer from tokens to log-decays: natural logarithms, <= 0, at least float32, for a sequence or for one token.
 
     Weights that no optimizer should shrink have one axis (see `weight_decay_groups`).
 

@@ -32,7 +32,7 @@ class RetNetDecay(Decay):
         self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
-        # Computed anew: a buffer would be rounded when the model is moved to a shorter dtype.
+        # Computed at every call: a buffer would be rounded when the model moves to a shorter dtype.
         dtype = torch.promote_types(x.dtype, torch.float32)
         head = torch.arange(self.heads, dtype=dtype, device=x.device)
         return torch.log1p(-torch.exp2(-5 - head))

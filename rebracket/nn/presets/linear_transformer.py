@@ -1,4 +1,4 @@
-"""The linear transformer: a feature map in the place of softmax, and its normalizer."""
+"""The linear transformer: a feature map instead of softmax, and its normalizer."""
 
 from rebracket import features
 from rebracket.nn.attention import LinearAttention

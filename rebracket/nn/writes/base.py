@@ -36,7 +36,7 @@ class Written:
 
 
 class Write(nn.Module, ABC):
-    """A layer from tokens, keys and values to what is written, for a stretch of tokens and for one alike.
+    """A layer from tokens, keys and values to what is written, for a sequence and for one token alike.
 
     Weights that no optimizer should shrink have one axis (see `weight_decay_groups`).
 
