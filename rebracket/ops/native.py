@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeVar, final
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
 
 from rebracket.ops.backend import INSTALLED, Implementation, Kind
 
@@ -69,35 +68,57 @@ class NativeOperator(Implementation[Kind]):
         tensors = call.tensors().values()
         if not plain(tensors):
             return self.registered(*vars(call).values(), learns(tensors))[: self.results]
-        if learns(tensors):
-            return Eager.apply(self, call, *tensors)
-        return self.forward(call, keep=False)[: self.results]
+        if learns(tensors) or transforms():
+            return Eager.of(self, call)
+        return self.forward(with_memory(call), keep=False)[: self.results]
 
 
 @final
 class Eager(torch.autograd.Function):
-    """Autograd around a plain call."""
+    """A plain call under autograd and under the transforms of torch.func."""
+
+    @classmethod
+    def of(cls, operator: NativeOperator[Any], call: Any) -> Results:
+        """The results of a call."""
+        named = call.tensors()
+        bare = dataclasses.replace(call, **dict.fromkeys(named))
+        return cls.apply(operator, bare, tuple(named), *named.values())[: operator.results]
 
     @staticmethod
-    def forward(ctx: Any, operator: NativeOperator[Any], call: Any, *tensors: Tensor) -> Results:
-        """The results; what the backward pass needs is saved as torch wants it."""
-        found = operator.forward(call, keep=True)
-        ctx.operator, ctx.names = operator, tuple(call.tensors())
-        ctx.bare = dataclasses.replace(call, **dict.fromkeys(ctx.names))
-        ctx.save_for_backward(*found[operator.results :], *tensors)
+    def forward(operator: NativeOperator[Any], bare: Any, names: tuple[str, ...], *tensors: Tensor) -> Results:
+        """The results and what is kept, for a call in which tensors stand under their names."""
+        call = dataclasses.replace(bare, **dict(zip(names, tensors, strict=True)))
+        return operator.forward(with_memory(call), keep=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+        """Saves what the backward pass needs, as torch wants it."""
+        ctx.operator, ctx.bare, ctx.names, *tensors = inputs
+        kept = output[ctx.operator.results :]
+        ctx.mark_non_differentiable(*kept)
+        ctx.save_for_backward(*kept, *tensors)
         ctx.set_materialize_grads(False)
-        return found[: operator.results]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients, in the order of the tensors."""
-        saved, kept = ctx.saved_tensors, ctx.operator.kept
+        saved, kept, grads = ctx.saved_tensors, ctx.operator.kept, grads[: ctx.operator.results]
         call = dataclasses.replace(ctx.bare, **dict(zip(ctx.names, saved[kept:], strict=True)))
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not plain([*saved, *(x for x in grads if x is not None)]) or transforms():
             found = differentiable_backward(ctx.operator, call, grads)
         else:
-            found = ctx.operator.backward(call, saved[:kept], grads)
-        return None, None, *(found.get(name) for name in ctx.names)
+            found = ctx.operator.backward(with_memory(call), saved[:kept], grads)
+        return None, None, None, *(found.get(name) for name in ctx.names)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> tuple[Results, tuple[int, ...]]:
+        """Each member of the batch by a call of its own."""
+        members = []
+        for i in range(info.batch_size):
+            one = [x.select(dim, i) if isinstance(dim, int) else x for x, dim in zip(values, in_dims, strict=True)]
+            members.append(Eager.apply(*one))
+        stacked = tuple(torch.stack(parts) for parts in zip(*members, strict=True))
+        return stacked, (0,) * len(stacked)
 
 
 def differentiable_backward(
@@ -125,7 +146,21 @@ PLAIN = {Tensor, torch.nn.Parameter}
 
 def plain(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors are numbers in this process's memory, and nothing traces, records or transforms what is done."""
-    return undisturbed() and all(type(x) in PLAIN and x.device.type != "meta" for x in tensors)
+    return undisturbed() and all(stored(x) for x in tensors)
+
+
+def stored(x: Tensor) -> bool:
+    """Whether the numbers of x are those in its memory: no subclass, no sparse, nested or lazily changed tensor."""
+    lazy = x.is_neg() or x._is_zerotensor()
+    return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_meta and not lazy
+
+
+def with_memory(call: Any) -> Any:
+    """The call; a tensor whose memory was freed has none to be read."""
+    for name, x in call.tensors().items():
+        if x.numel() and not x.data_ptr():
+            raise ValueError(f"{name} has no memory: its storage was freed or resized; restore it before this call")
+    return call
 
 
 def learns(tensors: Iterable[Tensor]) -> bool:
@@ -133,19 +168,23 @@ def learns(tensors: Iterable[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
+def transforms() -> bool:
+    """Whether a transform of torch.func, or a batch of gradients, is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+
+
 def undisturbed() -> bool:
-    """Whether nothing traces, records or transforms what is done."""
+    """Whether nothing traces or records what is done, and there are no tangents."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
         or forward_ad._current_level >= 0
     )
 
 
 def register(operator: Operator) -> Operator:
-    """Tells torch of an operator: its schema, forward and backward pass, shapes, gradients and vmap."""
+    """Tells torch of an operator: its schema, forward and backward pass, shapes and gradients."""
     hints = typing.get_type_hints(operator.call)
     names = [field.name for field in dataclasses.fields(operator.call)]
     fields = ", ".join(f"{SCHEMA.get(hints[name], 'str?')} {name}" for name in names)
@@ -157,13 +196,13 @@ def register(operator: Operator) -> Operator:
     run_backward = getattr(torch.ops.rebracket, f"{operator.name}_backward").default
 
     def run(*fields: Any) -> Results:
-        return operator.forward(operator.call(*fields[:-1]), keep=fields[-1])
+        return operator.forward(with_memory(operator.call(*fields[:-1])), keep=fields[-1])
 
     def outline(*fields: Any) -> Results:
         return operator.outline(operator.call(*fields[:-1]), keep=fields[-1])
 
     def differentiate(kept: list[Tensor], grads: list[Tensor], *fields: Any) -> list[Tensor]:
-        call = operator.call(*fields)
+        call = with_memory(operator.call(*fields))
         found = operator.backward(call, tuple(kept), grads)
         return [found[name] if name in found else torch.zeros_like(x) for name, x in floating(call).items()]
 
@@ -192,27 +231,9 @@ def register(operator: Operator) -> Operator:
     torch.library.register_fake(forward)(outline)
     torch.library.register_fake(backward)(outline_backward)
     torch.library.register_autograd(forward, pull_back, setup_context=save)
-    torch.library.register_vmap(forward, one_by_one(operator.registered))
-    torch.library.register_vmap(backward, one_by_one(run_backward))
     return operator
 
 
 def floating(call: Any) -> dict[str, Tensor]:
     """The tensors of a call that may have a gradient, by name."""
     return {name: x for name, x in call.tensors().items() if x.is_floating_point()}
-
-
-def one_by_one(function: Any) -> Any:
-    """The rule for vmap: each member of the batch by a call of its own."""
-
-    def batched(info: Any, in_dims: Any, *values: Any) -> tuple[Any, Any]:
-        flat, spec = pytree.tree_flatten(values)
-        dims = pytree.tree_leaves(in_dims, is_leaf=lambda x: x is None)
-        found = []
-        for i in range(info.batch_size):
-            chosen = [x if dim is None else x.select(dim, i) for x, dim in zip(flat, dims, strict=True)]
-            found.append(function(*pytree.tree_unflatten(chosen, spec)))
-        stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
-        return type(found[0])(stacked), type(found[0])([0] * len(stacked))
-
-    return batched

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebracket.ops.backend import Backend, PreparedStep, choose
 from rebracket.ops.lowering import lowered_step, make_step, with_time_axis
-from rebracket.ops.native import PLAIN, undisturbed
+from rebracket.ops.native import PLAIN, learns, plain, transforms, undisturbed
 from rebracket.ops.state import Output, State
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
@@ -64,7 +64,7 @@ class Stepper:
         prepared = self.prepared
         if prepared is not None and type(write) is prepared.rule and type(state) is State:
             values = (q, k, v, log_decay, bonus, state.memory, state.key_sum, inplace, *vars(write).values())
-            if prepared.layouts == layouts(values):
+            if prepared.fits(values):
                 return prepared.run(values, state)
         return self.prepare(q, k, v, state, log_decay, write, bonus, inplace)
 
@@ -83,12 +83,11 @@ class Stepper:
         call = make_step(q, k, v, log_decay, write, bonus, self.normalize, self.scale, state, inplace)
         chosen = choose(call, self.backend)
         values = (q, k, v, log_decay, bonus, state.memory, state.key_sum, inplace, *vars(write).values())
-        found = layouts(values)
-        if found is not None:
+        tensors = [x for x in values if isinstance(x, Tensor)]
+        if plain(tensors) and not transforms() and not learns(tensors):
             way = chosen.prepare(call, [x if isinstance(x, Tensor) else None for x in values])
-            self.prepared = Prepared(
-                type(write), found, way or Unchecked(chosen, type(write), self.normalize, self.scale)
-            )
+            way = way or Unchecked(chosen, type(write), self.normalize, self.scale)
+            self.prepared = Prepared(type(write), tuple(map(layout, values)), way)
         out, after = chosen.run(call)
         return Output(out.squeeze(1), state if inplace else after)
 
@@ -111,25 +110,31 @@ class Prepared:
     """What a call must be like, and the way to compute it."""
 
     rule: type[WriteRule]
-    layouts: list[Any]
+    layouts: tuple[Any, ...]
     run: PreparedStep
 
+    def fits(self, values: Values) -> bool:
+        """Whether a call differs from the one that was prepared in nothing but the numbers of its tensors."""
+        if not undisturbed() or transforms():
+            return False
+        learning = torch.is_grad_enabled()
+        for x, wanted in zip(values, self.layouts, strict=True):
+            if type(x) in PLAIN:
+                if type(wanted) is not tuple:
+                    return False
+                shape, stride, dtype, is_cpu = wanted
+                if x.shape != shape or x.stride() != stride or x.dtype is not dtype or x.is_cpu is not is_cpu:
+                    return False
+                if x.is_neg() or (learning and x.requires_grad):
+                    return False
+            elif type(x) is not type(wanted) or x != wanted:  # 1 and True are equal, not the same
+                return False
+        return True
 
-def layouts(values: Values) -> list[Any] | None:
-    """All that a step depends on besides the numbers in its tensors; None where it must be computed as any call is."""
-    if not undisturbed():
-        return None
-    learning, found = torch.is_grad_enabled(), []
-    for x in values:
-        if type(x) in PLAIN:
-            if learning and x.requires_grad:
-                return None
-            found.append((x.shape, x.stride(), x.dtype, x.device))
-        elif isinstance(x, Tensor):
-            return None
-        else:
-            found.append((type(x), x))  # 1 and True are equal, not the same
-    return found
+
+def layout(x: Any) -> Any:  # noqa: ANN401 - what is no tensor stays what it is
+    """What a step depends on besides the numbers of x."""
+    return (x.shape, x.stride(), x.dtype, x.is_cpu) if isinstance(x, Tensor) else x
 
 
 @final

@@ -17,7 +17,7 @@ from torch import Tensor
 from rebracket.backends.reference import chunked
 from rebracket.ops.call import Recurrence
 from rebracket.ops.checks import check_decay_values
-from rebracket.ops.native import NativeOperator, Results, floating, register
+from rebracket.ops.native import NativeOperator, Results, floating, register, transforms
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import Output, State
 
@@ -75,7 +75,7 @@ class Chunked(NativeOperator[Recurrence]):
 def check_values(call: Recurrence) -> None:
     """Looks at the decays where that waits for nothing."""
     log_decay = call.log_decay
-    if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling():
+    if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling() or transforms():
         return
     if call.cu_seqlens is not None and log_decay.ndim > 1:
         log_decay = log_decay[:, : int(call.cu_seqlens[-1])]
