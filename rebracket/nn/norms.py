@@ -60,6 +60,7 @@ class OutputNorm(nn.Module, ABC):
     y = norm(o) * act(gate)
 
     Args:
+        width: entries of w, >= 1.
         eps: added under the root, > 0.
         activation: of the gate, "silu" or "sigmoid"; None for a norm without a gate.
 
@@ -71,11 +72,12 @@ class OutputNorm(nn.Module, ABC):
         True
     """
 
-    def __init__(self, eps: float, activation: Gate | None) -> None:
+    def __init__(self, width: int, eps: float, activation: Gate | None) -> None:
         super().__init__()
         one_of("activation", activation, (None, *GATES))
         self.eps: float = number("eps", eps, 0)
         self.activation: Gate | None = activation
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
         """Norms and gates.
@@ -105,12 +107,12 @@ class OutputNorm(nn.Module, ABC):
     def normed(self, o: Tensor) -> Tensor:
         """The norm of o [...,H,V] in at least float32."""
 
-    @abstractmethod
     def reset_parameters(self) -> None:
-        """Sets every weight again."""
+        """w = 1."""
+        nn.init.ones_(self.weight)
 
     def extra_repr(self) -> str:
-        return f"eps={self.eps}, activation={self.activation!r}"
+        return f"{self.weight.shape[0]}, eps={self.eps}, activation={self.activation!r}"
 
 
 @final
@@ -138,15 +140,10 @@ class HeadNorm(OutputNorm):
     """
 
     def __init__(self, value_dim: int, eps: float = 1e-5, activation: Gate | None = None) -> None:
-        super().__init__(eps, activation)
-        self.weight = nn.Parameter(torch.ones(whole("value_dim", value_dim)))
+        super().__init__(whole("value_dim", value_dim), eps, activation)
 
     def normed(self, o: Tensor) -> Tensor:
         return weighted(o, self.weight, self.eps)
-
-    def reset_parameters(self) -> None:
-        """w = 1."""
-        nn.init.ones_(self.weight)
 
 
 @final
@@ -174,15 +171,10 @@ class JointNorm(OutputNorm):
     """
 
     def __init__(self, heads: int, value_dim: int, eps: float = 1e-5, activation: Gate | None = None) -> None:
-        super().__init__(eps, activation)
-        self.weight = nn.Parameter(torch.ones(whole("heads", heads) * whole("value_dim", value_dim)))
+        super().__init__(whole("heads", heads) * whole("value_dim", value_dim), eps, activation)
 
     def normed(self, o: Tensor) -> Tensor:
         return weighted(o.flatten(-2), self.weight, self.eps).view_as(o)
-
-    def reset_parameters(self) -> None:
-        """w = 1."""
-        nn.init.ones_(self.weight)
 
 
 @final
@@ -210,18 +202,13 @@ class GatedNorm(OutputNorm):
     """
 
     def __init__(self, heads: int, value_dim: int, eps: float = 1e-5) -> None:
-        super().__init__(eps, "silu")
-        self.weight = nn.Parameter(torch.ones(whole("heads", heads) * whole("value_dim", value_dim)))
+        super().__init__(whole("heads", heads) * whole("value_dim", value_dim), eps, "silu")
 
     def gated(self, o: Tensor, gate: Tensor) -> Tensor:
         return self.normed(o * gate)
 
     def normed(self, o: Tensor) -> Tensor:
         return weighted(o.flatten(-2), self.weight, self.eps).view_as(o)
-
-    def reset_parameters(self) -> None:
-        """w = 1."""
-        nn.init.ones_(self.weight)
 
 
 @final
@@ -249,8 +236,7 @@ class CenteredNorm(OutputNorm):
     """
 
     def __init__(self, heads: int, value_dim: int, eps: float = 1e-5, activation: Gate | None = None) -> None:
-        super().__init__(eps, activation)
-        self.weight = nn.Parameter(torch.ones(whole("heads", heads) * whole("value_dim", value_dim)))
+        super().__init__(whole("heads", heads) * whole("value_dim", value_dim), eps, activation)
         self.bias = nn.Parameter(torch.zeros(heads * value_dim))
 
     def normed(self, o: Tensor) -> Tensor:
@@ -259,7 +245,7 @@ class CenteredNorm(OutputNorm):
 
     def reset_parameters(self) -> None:
         """w = 1, b = 0."""
-        nn.init.ones_(self.weight)
+        super().reset_parameters()
         nn.init.zeros_(self.bias)
 
 
