@@ -36,6 +36,7 @@ OPEN = (
     "features",
     "nn.decays",
     "nn.presets",
+    "nn.writes",
     "bench.cases",
     "bench.peers",
     "integrations",

@@ -17,7 +17,7 @@ from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator, unit_vectors
 from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
 from rebracket.nn.attention import LinearAttention
-from rebracket.nn.writes import AdditiveWrite
+from rebracket.nn.writes.additive import AdditiveWrite
 from rebracket.train.config import OptimizerConfig
 
 if TYPE_CHECKING:

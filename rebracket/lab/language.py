@@ -20,10 +20,10 @@ from rebracket.lm.model import LanguageModel
 from rebracket.nn import decays
 from rebracket.nn.attention import LinearAttention
 from rebracket.nn.mixer import Mixer, MixerSize
+from rebracket.nn.normalized import UnitFeatures
 from rebracket.nn.norms import HeadNorm
 from rebracket.nn.projections import Projection
-from rebracket.nn.unit import UnitFeatures
-from rebracket.nn.writes import DeltaWrite
+from rebracket.nn.writes.delta import DeltaWrite
 from rebracket.train.config import TrainConfig
 from rebracket.train.trainer import Trainer
 from rebracket.train.validation import Precision, validate

@@ -11,13 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.config import Config, LayerConfig
-from rebracket.nn import presets
 from rebracket.nn.cache import LayerCache
-from rebracket.nn.initialization import draw
-from rebracket.nn.mixer import Mixer, MixerSize
+from rebracket.nn.mixer import Mixer
 from rebracket.nn.mlp import GatedMLP
 from rebracket.nn.norms import RMSNorm
-from rebracket.nn.projections import Projection
+from rebracket.nn.projections import Projection, draw
 from rebracket.ops.checks import Mode
 
 
@@ -45,15 +43,15 @@ class Block(nn.Module):
     x' = x + mixer(norm(x)),   x'' = x' + mlp(norm(x'))
 
     Args:
-        mixer: name of a preset.
-        size: its sizes.
+        mixer: the layer over time.
         mlp_dim: width of the MLP's middle; 0 leaves it out.
     """
 
-    def __init__(self, mixer: str, size: MixerSize, mlp_dim: int) -> None:
+    def __init__(self, mixer: Mixer, mlp_dim: int) -> None:
         super().__init__()
+        size = mixer.size
         self.mixer_norm = RMSNorm(size.d_model, size.norm_eps)
-        self.mixer: Mixer = presets.make(mixer, size)
+        self.mixer = mixer
         self.mlp_norm = RMSNorm(size.d_model, size.norm_eps) if mlp_dim else None
         self.mlp = GatedMLP(size.d_model, mlp_dim, size.layers) if mlp_dim else None
 
@@ -110,9 +108,7 @@ class LanguageModel(nn.Module):
         self.recompute = False
         weight = torch.empty(config.vocab_size, config.d_model)  # init_weights draws it; Embedding need not
         self.embed = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
-        self.blocks = nn.ModuleList(
-            Block(layer.mixer, size, config.mlp_dim) for layer, size in zip(config.layers, config.sizes(), strict=True)
-        )
+        self.blocks = nn.ModuleList(Block(config.mixer(index), config.mlp_dim) for index in range(len(config.layers)))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = None if config.tie_embeddings else Projection(config.d_model, config.vocab_size)
         self.init_weights(seed)

@@ -8,7 +8,8 @@ import torch
 from rebracket.lab import recall
 from rebracket.lab.base.experiment import Result, mean_over_seeds
 from rebracket.lab.base.running import Job, measure
-from rebracket.nn.writes import DeltaWrite
+from rebracket.nn.writes.base import Written
+from rebracket.nn.writes.delta import DeltaWrite
 from rebracket.ops.state import State
 from rebracket.ops.writes.delta import Delta
 
@@ -38,9 +39,9 @@ def test_it_holds():
     assert "Mean accuracy at the best rate: softmax" in verdict.sentence
 
 
-def nothing(self, x, k):
+def nothing(self, x, k, v, log_decay):
     """A rule that writes nothing."""
-    return Delta(torch.zeros(x.shape[:-1] + k.shape[-2:-1]))
+    return Written(k, v, Delta(torch.zeros(v.shape[:-1])))
 
 
 def windowed():

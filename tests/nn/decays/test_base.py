@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
+from rebracket.nn.decays.base import StepDecay, draw_rates, draw_steps
 from rebracket.nn.decays.gated_deltanet import GatedDeltaNetDecay
 from rebracket.nn.decays.mamba2 import Mamba2Decay
-from rebracket.nn.rates import StepDecay, draw_rates, draw_steps
 
 LEAST_RATE: dict[type[StepDecay], float] = {GatedDeltaNetDecay: 0.0, Mamba2Decay: 1.0}
 
