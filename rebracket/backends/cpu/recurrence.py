@@ -46,6 +46,10 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         out, memory, key_sum = self.compute(call)
         return Output(out, State(memory, key_sum if call.normalize else None))
 
+    def flat(self, found: Output) -> Results:
+        key_sum = found.state.key_sum
+        return found.out, found.state.memory, found.state.memory.new_empty(0) if key_sum is None else key_sum
+
     def forward(self, call: Recurrence, keep: bool) -> Results:
         """Output, memory, sum of keys and the states kept for the backward pass; what is not wanted is empty."""
         call = readable(call)
