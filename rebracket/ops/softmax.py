@@ -1,4 +1,4 @@
-"""Softmax attention, the baseline and the partner in hybrids, with a cache that can be held like a state."""
+"""Softmax attention, the baseline and the other layer of hybrids, with a cache that can be held like a state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KeyValues(SavedTensors):
 
     Cost: L (Hk K + Hv V) numbers a sequence, a token more for each token until a window is full.
 
-    Source: Vaswani et al. 2017, whose keys and values are kept instead of made again.
+    Source: Vaswani et al. 2017, whose keys and values are kept instead of computed again.
 
     Example:
         >>> cache = KeyValues.empty(2, 3, 4, 3, 5)
@@ -70,7 +70,7 @@ class KeyValues(SavedTensors):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Self:
-        """The cache of N sequences that have not begun; dtype is that of the keys to come."""
+        """The cache of N sequences without tokens; dtype is that of the keys to come."""
         keys = torch.zeros(N, 0, Hk, K, dtype=dtype, device=device)
         values = torch.zeros(N, 0, Hv, V, dtype=dtype, device=device)
         return cls(keys, values, torch.zeros(N, dtype=torch.int64, device=device))

@@ -4,7 +4,7 @@ It computes every call, and is differentiable twice.
 """
 
 from rebracket.backends.reference.convolution import TorchConvolution
-from rebracket.backends.reference.recurrence import Chunked
+from rebracket.backends.reference.recurrence import CHUNKED
 from rebracket.backends.reference.softmax import TorchSoftmax
 from rebracket.backends.reference.step import OneToken
 from rebracket.ops.backend import Backend
@@ -15,5 +15,5 @@ __all__ = ["BACKEND"]
 BACKEND = Backend(
     "reference",
     rank=0,
-    operators={Recurrence: Chunked(), Step: OneToken(), Convolution: TorchConvolution(), Softmax: TorchSoftmax()},
+    operators={Recurrence: CHUNKED, Step: OneToken(), Convolution: TorchConvolution(), Softmax: TorchSoftmax()},
 )
