@@ -141,7 +141,7 @@ def forward(terms: Terms, library: Library, keep: bool) -> tuple[Tensor, Tensor,
     first = terms.first_segments() if keep else torch.zeros(1, dtype=torch.int64, device="cpu")
     entries = empty(int(first[-1]), H, K * (V + terms.normalize))
     if keep:
-        call.entries, call.first_segment = pointer(entries), pointer(first)
+        call.entries, call.first_segment, call.segments = pointer(entries), pointer(first), len(entries)
     library.forward(call)
     check_decays(terms, wrong)
     return out, memory, key_sum, entries
@@ -181,7 +181,7 @@ def backward(
     memory, first, wrong = empty(N, H, K, V), terms.first_segments(), flag()
     key_sum = empty(N, H, K) if terms.normalize else None
     call = describe(terms, grad_out, memory, key_sum, wrong)
-    call.entries, call.first_segment = pointer(entries), pointer(first)
+    call.entries, call.first_segment, call.segments = pointer(entries), pointer(first), len(entries)
     carries = empty(len(entries), H, K, V) if in_pieces(terms, first) else None
     call.carries, call.slices = pointer(carries), 1 if carries is None else slices(N * H, V)
     made = {
