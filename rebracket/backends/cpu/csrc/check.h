@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <initializer_list>
 #include "kernels.h"
+#include "vector.h"
 
 namespace {
 
@@ -33,20 +34,30 @@ bool countable(std::initializer_list<int64_t> sizes) {
     return true;
 }
 
-// Whether the strides reach no place that cannot be counted, and, for what is written, no place twice.
-bool reachable(const Rows& x, bool written) {
-    int64_t sizes[] = {x.B, x.T, x.heads}, strides[] = {x.batch, x.time, x.head}, reach = x.D;
-    for (int done = 0; done < 3; ++done) {  // from the smallest stride to the largest
+// Whether no stride is negative and the last place of a tensor can be counted in bytes.
+INLINE bool reachable(const Rows& x) {
+    const int64_t sizes[] = {x.B, x.T, x.heads}, strides[] = {x.batch, x.time, x.head};
+    int64_t reach = x.D, further;
+    for (int i = 0; i < 3; ++i)
+        if (sizes[i] > 1 && (strides[i] < 0 || __builtin_mul_overflow(sizes[i] - 1, strides[i], &further) ||
+                             __builtin_add_overflow(reach, further, &reach)))
+            return false;
+    return reach <= INT64_MAX / int64_t(sizeof(float));
+}
+
+// Whether no place of a tensor is reached twice: from the smallest stride to the largest, each passes over all before it.
+INLINE bool apart(const Rows& x) {
+    int64_t sizes[] = {x.B, x.T, x.heads}, reach = x.D;
+    const int64_t strides[] = {x.batch, x.time, x.head};
+    for (int done = 0; done < 3; ++done) {
         int next = 0;
         for (int i = 1; i < 3; ++i)
             if (sizes[next] <= 1 || (sizes[i] > 1 && strides[i] < strides[next])) next = i;
-        if (sizes[next] <= 1) break;
-        if (strides[next] < (written ? reach : 0)) return false;
-        int64_t further;
-        if (__builtin_mul_overflow(sizes[next] - 1, strides[next], &further) || __builtin_add_overflow(reach, further, &reach)) return false;
-        sizes[next] = 0;
+        if (sizes[next] <= 1) return true;
+        if (strides[next] < reach) return false;
+        reach += (sizes[next] - 1) * strides[next], sizes[next] = 0;
     }
-    return reach <= INT64_MAX / int64_t(sizeof(float));
+    return true;
 }
 
 enum class Use { READ, WRITTEN };
@@ -61,8 +72,8 @@ const char* check_rows(const char* name, const Rows& x, Use use, int64_t B, int6
     REQUIRE(x.heads == H || (!written && x.heads > 0 && H % x.heads == 0), "%s must have %s H = %lld heads, got %lld", name,
             written ? "the" : "a divisor of the", H, x.heads);
     REQUIRE(x.dtype == FLOAT32 || x.dtype == BFLOAT16 || x.dtype == FLOAT16, "%s has the unknown dtype %lld", name, int64_t(x.dtype));
-    REQUIRE(reachable(x, written), "%s must have strides >= 0%s, got %lld, %lld and %lld", name,
-            written ? " that reach no place twice" : " whose reach can be counted", x.batch, x.time, x.head);
+    REQUIRE(reachable(x), "%s must have strides >= 0 whose reach can be counted, got %lld, %lld and %lld", name, x.batch, x.time, x.head);
+    REQUIRE(!written || apart(x), "%s must have strides that reach no place twice, got %lld, %lld and %lld", name, x.batch, x.time, x.head);
     return nullptr;
 }
 
@@ -98,6 +109,7 @@ const char* check_sizes(const Call& a) {
     REQUIRE(a.slices >= 1 && (a.V + 15) / 16 >= a.slices, "slices must be from 1 to V / 16 = %lld, got %lld", (a.V + 15) / 16, a.slices);
     int64_t width = ((a.V + a.slices - 1) / a.slices + 15) / 16 * 16;
     REQUIRE((a.slices - 1) * width < a.V, "%lld slices of V = %lld columns leave one empty", a.slices, a.V);
+    REQUIRE(!a.r.data || (!a.bonus && !a.normalize), "bonus and normalize are for calls without r");
     REQUIRE(a.decay >= NONE && a.decay <= PER_CHANNEL, "decay must be from 0 to 3, got %lld", int64_t(a.decay));
     if (!a.offsets) REQUIRE(a.N == a.B, "N must be B = %lld without cu_seqlens, got %lld", a.B, a.N);
     if (a.offsets) REQUIRE(a.B == 1, "cu_seqlens needs B = 1, got %lld", a.B);
