@@ -209,7 +209,8 @@ KERNEL(backward, Backward) {
     if (!a.carries)
         return parallel(a.N * a.H, 1, loop, [&](int64_t begin, int64_t end) {
             bool done = true;
-            for (int64_t i = begin, count; i < end && done; i += count) done = backward_group(a, all, i, count = group_size(a, i, end));
+            for (int64_t i = begin, count; i < end && done; i += count)
+                done = backward_group(a, all, i, count = group_size(a, i, end));
             return done;
         });
     CHECK(parallel(a.N * a.H * a.slices, 1, loop, [&](int64_t begin, int64_t end) {

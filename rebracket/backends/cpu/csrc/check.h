@@ -1,5 +1,5 @@
-// Checks of a call before it runs. They read nothing but the structures and the offsets, and write nothing of the caller's;
-// what a kernel is told is then true, whoever called it.
+// The checks of a call, which a kernel makes before it reads or writes anything else. They read the structures and the offsets,
+// and cost a few nanoseconds a tensor. The sizes of what has a bare pointer are the caller's word.
 #pragma once
 #include <cstdio>
 #include <initializer_list>
@@ -67,13 +67,15 @@ const char* check_rows(const char* name, const Rows& x, Use use, int64_t B, int6
     const bool written = use == Use::WRITTEN;
     if (B == 0 || T == 0) return nullptr;
     REQUIRE(x.data, "%s is missing", name);
-    REQUIRE(x.B == B && x.T == T && x.D == D, "%s must be [B,T,heads,D] = [%lld,%lld,heads,%lld], got [%lld,%lld,%lld,%lld]", name, B, T,
-            D, x.B, x.T, x.heads, x.D);
+    REQUIRE(x.B == B && x.T == T && x.D == D, "%s must be [B,T,heads,D] = [%lld,%lld,heads,%lld], got [%lld,%lld,%lld,%lld]", name,
+            B, T, D, x.B, x.T, x.heads, x.D);
     REQUIRE(x.heads == H || (!written && x.heads > 0 && H % x.heads == 0), "%s must have %s H = %lld heads, got %lld", name,
             written ? "the" : "a divisor of the", H, x.heads);
-    REQUIRE(x.dtype == FLOAT32 || x.dtype == BFLOAT16 || x.dtype == FLOAT16, "%s has the unknown dtype %lld", name, int64_t(x.dtype));
-    REQUIRE(reachable(x), "%s must have strides >= 0 whose reach can be counted, got %lld, %lld and %lld", name, x.batch, x.time, x.head);
-    REQUIRE(!written || apart(x), "%s must have strides that reach no place twice, got %lld, %lld and %lld", name, x.batch, x.time, x.head);
+    REQUIRE(x.dtype >= FLOAT32 && x.dtype <= FLOAT16, "%s has the unknown dtype %lld", name, int64_t(x.dtype));
+    REQUIRE(reachable(x), "%s must have strides >= 0 whose reach can be counted, got %lld, %lld and %lld", name, x.batch, x.time,
+            x.head);
+    REQUIRE(!written || apart(x), "%s must have strides that reach no place twice, got %lld, %lld and %lld", name, x.batch, x.time,
+            x.head);
     return nullptr;
 }
 
@@ -104,9 +106,10 @@ const char* check_sizes(const Call& a) {
     REQUIRE(a.K <= LARGEST && a.V <= LARGEST, "K and V must be at most 2^30, got %lld and %lld", a.K, a.V);
     REQUIRE(a.per_token >= 1, "per_token must be >= 1, got %lld", a.per_token);
     REQUIRE(countable({a.N, a.H, a.K, a.V}) && countable({4096, a.K + 16, a.V + 16}) && countable({a.B, a.T, a.per_token, a.H, a.K + a.V}),
-            "B = %lld, T = %lld, H = %lld, K = %lld, V = %lld, N = %lld and per_token = %lld are too many numbers to count", a.B, a.T,
-            a.H, a.K, a.V, a.N, a.per_token);
-    REQUIRE(a.slices >= 1 && (a.V + 15) / 16 >= a.slices, "slices must be from 1 to V / 16 = %lld, got %lld", (a.V + 15) / 16, a.slices);
+            "B = %lld, T = %lld, H = %lld, K = %lld, V = %lld, N = %lld and per_token = %lld are too many numbers to count", a.B,
+            a.T, a.H, a.K, a.V, a.N, a.per_token);
+    const int64_t most = (a.V + 15) / 16;
+    REQUIRE(a.slices >= 1 && a.slices <= most, "slices must be from 1 to V / 16 = %lld, got %lld", most, a.slices);
     int64_t width = ((a.V + a.slices - 1) / a.slices + 15) / 16 * 16;
     REQUIRE((a.slices - 1) * width < a.V, "%lld slices of V = %lld columns leave one empty", a.slices, a.V);
     REQUIRE(!a.r.data || (!a.bonus && !a.normalize), "bonus and normalize are for calls without r");
@@ -126,7 +129,8 @@ const char* check_inputs(const Call& a) {
     CHECK(check_rows("v", a.v, Use::READ, a.B, writes, a.H, a.V));
     if (a.r.data) CHECK(check_rows("r", a.r, Use::READ, a.B, writes, a.H, a.K));
     if (a.beta.data) CHECK(check_rows("beta", a.beta, Use::READ, a.B, writes, a.H, 1));
-    if (a.decay != NONE) CHECK(check_rows("log_decay", a.log_decay, Use::READ, a.B, a.T, a.H, a.decay == PER_CHANNEL ? a.K : 1));
+    const int64_t channels = a.decay == PER_CHANNEL ? a.K : 1;
+    if (a.decay != NONE) CHECK(check_rows("log_decay", a.log_decay, Use::READ, a.B, a.T, a.H, channels));
     return nullptr;
 }
 
@@ -145,7 +149,8 @@ const char* check_segments(const Call& a) {
     const int64_t needed = a.first_segment[a.N];
     REQUIRE(countable({needed, a.H, a.K, a.V + 1}), "%lld segments are too many numbers to count", needed);
     REQUIRE(a.segments == needed && (a.entries || needed == 0),
-            "the states kept by the forward pass are %lld segments, and these sequences have %lld; cu_seqlens must not change in between",
+            "the states kept by the forward pass are %lld segments, and these sequences have %lld; cu_seqlens must not change in "
+            "between",
             a.entries ? a.segments : 0, needed);
     return nullptr;
 }
@@ -160,8 +165,8 @@ const char* check_forward(const Call& a) {
 const char* check_step(const Call& a) {
     CHECK(check_inputs(a));
     CHECK(check_outputs(a));
-    REQUIRE(a.T == 1 && a.per_token == 1 && !a.offsets, "a step takes one token and one write a sequence, got T = %lld and per_token = %lld%s",
-            a.T, a.per_token, a.offsets ? " of packed sequences" : "");
+    REQUIRE(a.T == 1 && a.per_token == 1, "a step takes T = 1 and per_token = 1, got %lld and %lld", a.T, a.per_token);
+    REQUIRE(!a.offsets, "a step takes one token of every row, got packed sequences");
     REQUIRE(a.memory_in || a.N == 0, "memory_in is missing");
     REQUIRE(a.key_sum_in || a.N == 0 || !a.normalize, "key_sum_in is missing");
     return nullptr;
@@ -180,20 +185,24 @@ const char* check_backward(const Call& a, const Gradients& g) {
     if (g.log_decay.data)
         CHECK(check_rows("the gradient of log_decay", g.log_decay, Use::WRITTEN, a.B, a.T, a.H, a.decay == PER_CHANNEL ? a.K : 1));
     REQUIRE(g.memory_in || a.N == 0, "the gradient of memory is missing");
-    if (!a.carries) REQUIRE(a.slices == 1, "slices must be 1 without carries, got %lld", a.slices);
+    REQUIRE(a.carries || a.slices == 1, "slices must be 1 without carries, got %lld", a.slices);
     if (!a.carries) return nullptr;
     REQUIRE(!a.normalize && !a.bonus, "carries are for calls without normalize and bonus");
-    for (int64_t n = 0; n < a.N; ++n) REQUIRE(a.first_segment[n] < a.first_segment[n + 1], "carries need sequences of a token or more, and %lld has none", n);
+    for (int64_t n = 0; n < a.N; ++n)
+        REQUIRE(a.first_segment[n] < a.first_segment[n + 1], "carries need sequences of a token or more, and %lld has none", n);
     return nullptr;
 }
 
 const char* check_convolution(const Convolution& a) {
     auto known = [](int32_t dtype) { return dtype >= FLOAT32 && dtype <= FLOAT16; };
     REQUIRE(a.T >= 0 && a.N >= 0 && a.blocks >= 0, "T, N and blocks must be >= 0, got %lld, %lld and %lld", a.T, a.N, a.blocks);
-    REQUIRE(a.D >= 1 && a.width >= 1 && a.block >= 1, "D, width and block must be >= 1, got %lld, %lld and %lld", a.D, a.width, a.block);
-    REQUIRE(a.T <= INT64_MAX - a.block && a.width <= LARGEST, "T = %lld, block = %lld or width = %lld is too large", a.T, a.block, a.width);
+    REQUIRE(a.D >= 1 && a.width >= 1 && a.block >= 1, "D, width and block must be >= 1, got %lld, %lld and %lld", a.D, a.width,
+            a.block);
+    REQUIRE(a.T <= INT64_MAX - a.block && a.width <= LARGEST, "T = %lld, block = %lld or width = %lld is too large", a.T, a.block,
+            a.width);
     REQUIRE(countable({a.offsets ? 1 : a.N, a.T, a.D}) && countable({a.N, a.width, a.D}) && countable({a.blocks, a.width + 1, a.D}),
-            "N = %lld, T = %lld, D = %lld, width = %lld and blocks = %lld are too many numbers to count", a.N, a.T, a.D, a.width, a.blocks);
+            "N = %lld, T = %lld, D = %lld, width = %lld and blocks = %lld are too many numbers to count", a.N, a.T, a.D, a.width,
+            a.blocks);
     REQUIRE(known(a.dtype) && known(a.weight_dtype) && known(a.bias_dtype), "x, weight or bias has an unknown dtype: %lld, %lld, %lld",
             int64_t(a.dtype), int64_t(a.weight_dtype), int64_t(a.bias_dtype));
     if (a.offsets) {

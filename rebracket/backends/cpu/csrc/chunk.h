@@ -1,9 +1,9 @@
-// One chunk of C writes of one sequence and head: its terms, its scores, and what its writes really write.
+// One chunk of C writes of one sequence and head: its scores, and what its writes add to the state.
 //
 //     A = tril(q D k^T),  L = stril(r D k^T),  U = beta (V - (G * R) S) - beta L U
 //
-// D[i,j] is the decay between write j and read i, G[i] since the chunk began. R and Q stand above each other in `rows`, L and
-// A in `scores`, so that each product with the state or the keys is one.
+// D[i,j] is the decay between write j and read i, G[i] since the chunk began. R is stacked on Q in `rows` and L on A
+// in `scores`, so that each product with the state or the keys is one.
 #pragma once
 #include "per_channel.h"
 #include "per_token.h"
@@ -79,11 +79,13 @@ void compute_normalizers(HeadSlice& s) {
     }
 }
 
-// What multiplies the read of row i.
+// The factor of the read of row i.
 INLINE float read_scale(const HeadSlice& s, int i) { return s.call.normalize ? reciprocal(s.total[i]) : s.call.scale; }
 
 // Diag(G[C]) for one vector of channels at d.
-INLINE vec chunk_decay_at(const HeadSlice& s, int64_t d) { return s.call.decay == PER_CHANNEL ? load(s.chunk_decay + d) : splat(s.chunk_decay[0]); }
+INLINE vec chunk_decay_at(const HeadSlice& s, int64_t d) {
+    return s.call.decay == PER_CHANNEL ? load(s.chunk_decay + d) : splat(s.chunk_decay[0]);
+}
 
 // to = Diag(G[C]) z + the keys as they reach the end.
 void advance_key_sum(const HeadSlice& s, float* to) {
@@ -94,7 +96,7 @@ void advance_key_sum(const HeadSlice& s, float* to) {
     }
 }
 
-// Scores, what is read back of the state on entry, and from both what is really written.
+// The scores, what is read back of the state before the chunk, and from both what is written.
 void compute_writes(HeadSlice& s) {
     compute_scores(s);
     if (s.erasing) product<0>(s.rows, s.Kp, 1, s.S, s.Vp, s.read, s.Vp, C, s.Vp, s.Kp, s.prefetch);
@@ -103,7 +105,8 @@ void compute_writes(HeadSlice& s) {
 
 // to = Diag(G[C]) S + (D[C,.] * K)^T U.
 void advance_state(HeadSlice& s, float* to) {
-    product<2>(s.keys, 1, s.Kp, s.written, s.Vp, s.S, to, s.Vp, s.Kp, s.Vp, C, s.prefetch, s.chunk_decay, s.call.decay == PER_CHANNEL);
+    product<2>(s.keys, 1, s.Kp, s.written, s.Vp, s.S, to, s.Vp, s.Kp, s.Vp, C, s.prefetch, s.chunk_decay,
+               s.call.decay == PER_CHANNEL);
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ void apply_weights_back(HeadSlice& s, HeadGradients& g) {
     }
 }
 
-// dU, and from it W and beta W, which is dV; returns where dV stands.
+// dU, and from it W and beta W, which is dV; returns dV.
 float* writes_back(HeadSlice& s, HeadGradients& g) {
     int64_t Kp = s.Kp, Vp = s.Vp;
     float* dO = g.sources + (s.stacked - C) * Vp;
@@ -113,7 +113,7 @@ void state_back(HeadSlice& s, HeadGradients& g, const float* sign_entry) {
     product<2>(g.scaled, 1, Kp, g.sources, Vp, g.dS, Vp, Kp, Vp, s.stacked, s.prefetch, s.chunk_decay, s.call.decay == PER_CHANNEL);
 }
 
-// All gradients of a chunk; returns where dV stands.
+// All gradients of a chunk; returns that of V.
 float* chunk_back(HeadSlice& s, HeadGradients& g) {
     int64_t Kp = s.Kp, Vp = s.Vp;
     int stacked = s.stacked;

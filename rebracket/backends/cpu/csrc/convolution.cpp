@@ -4,7 +4,7 @@
 //     dz = act'(z) dy,  de_i = sum_j w_j dz_{i-j} + dtail_{i-T},  dw_j = sum_t dz_t e_{t+j},  db = sum_t dz_t
 //
 // Every number is computed in the same order wherever its block begins. A block also computes the width - 1 rows of dz behind
-// it, which its own inputs reach, so blocks share nothing; the sums over tokens are made for each block and added in order at the end.
+// it, which its own inputs reach, so blocks share nothing; each block has its own sums over tokens, added in order at the end.
 #include "check.h"
 #include "head_slice.h"
 

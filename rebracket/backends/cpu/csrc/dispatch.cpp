@@ -55,8 +55,8 @@ struct Fact {
     int64_t value;
 };
 
-// What a caller has to agree with: the version, which is raised where a meaning changes and no size does; the shared constants; the
-// size of the structure of every kernel; and the size of every structure and the place of each of its fields.
+// What a caller has to agree with: the version, which is raised where a meaning changes and no size does; the shared constants;
+// the size of the structure of every kernel; the size of every structure and the place of each of its fields.
 #define KERNEL_FACT(name, structure, isa) {"kernel " #name, sizeof(structure)},
 #define SIZE(structure) {"size " #structure, sizeof(structure)}
 #define AT(structure, field) {#structure "." #field, offsetof(structure, field)}

@@ -6,7 +6,7 @@
 
 namespace {
 
-// What multiplies the read of row i, put where the read is made from: on its decay since entry and its row of scores.
+// Multiplies each read by its factor, by way of what it is made from: its decay since the chunk began and its row of scores.
 void scale_reads(HeadSlice& s) {
     for (int i = 0; i < C; ++i) {
         float by = read_scale(s, i);
@@ -15,7 +15,7 @@ void scale_reads(HeadSlice& s) {
     }
 }
 
-// N vectors of columns of O from `n` on, into `to`; a few rows, which read nothing written after them, at a time.
+// N vectors of columns of O from `n` on, into `to`; a few rows at a time, which read nothing written after them.
 template <int N>
 INLINE void read_columns(HeadSlice& s, float* to, int64_t ld, int64_t n) {
     for (int m = 0; m < C; m += TILE_R) {
@@ -35,7 +35,7 @@ void compute_outputs(HeadSlice& s, float* to, int64_t ld) {
     for (; n < s.Vp; n += W) read_columns<1>(s, to, ld, n);
 }
 
-// The outputs of the chunk's tokens, straight to where the caller wants them if whole rows of floats fit there.
+// The outputs of the chunk's tokens, straight into the caller's tensor if whole rows of floats fit there.
 void write_outputs(HeadSlice& s, const Tokens& at) {
     scale_reads(s);
     if (at.count == C && s.V == s.Vp && s.outputs.dtype == FLOAT32)

@@ -4,7 +4,7 @@
 
 namespace {
 
-// Gradients of one chunk. As R stands above Q, so beta W stands above dO.
+// Gradients of one chunk. As R is stacked on Q, beta W is stacked on dO.
 struct ChunkGradients {
     float *sources, *dU;           // [beta W; dO] [2C,Vp]; dU, then W [C,Vp]
     float *sources_t, *u_t;        // sources and U transposed, [Vp,2C] and [Vp,C]
@@ -20,7 +20,8 @@ struct ChunkGradients {
         sources_t = arena.take(2 * C * Vp), u_t = arena.take(C * Vp);
         dscores = arena.take(2 * C * C), flows = arena.take(C * C);
         rows_t = arena.take(2 * C * Kp), drows = arena.take(2 * C * Kp), dk = arena.take(C * Kp);
-        scaled = arena.take(2 * C * Kp), dlog = arena.take(C * Kp), dbeta = arena.take(C), dtotal = arena.take(C), overlap = arena.take(Kp);
+        scaled = arena.take(2 * C * Kp), dlog = arena.take(C * Kp), dbeta = arena.take(C), dtotal = arena.take(C);
+        overlap = arena.take(Kp);
     }
 };
 

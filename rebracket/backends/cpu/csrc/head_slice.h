@@ -36,7 +36,7 @@ struct Arena {
 };
 thread_local Arena arena;
 
-// The tokens whose write number `write` is among writes [w, w + writes): the first of them stands in row `row` of the chunk,
+// The tokens whose write number `write` is among writes [w, w + writes): the first of them is row `row` of the chunk,
 // the others follow `per_token` rows apart. A token's decay comes before its first write, its read after its last.
 struct Tokens {
     int64_t row, first, count;

@@ -28,7 +28,7 @@ struct Channels {
     INLINE vec key_at(int h, int j) const { return load((h > BLOCK && j < BLOCK ? s.keys_half : s.keys_within) + j * Kp + d); }
 };
 
-// What came through the state is scaled by the decays since entry or until exit.
+// What came through the state is scaled by the decays since the chunk began or until it ends.
 template <bool ERASING, bool BONUS>
 INLINE void through_state(Channels& c) {
     vec since = splat(1), until = splat(1);

@@ -23,7 +23,7 @@ INLINE void store_tile(const vec (&acc)[R][N], float* c, int64_t ldc) {
         for (int n = 0; n < N; ++n) store(c + r * ldc + n * W, acc[r][n]);
 }
 
-// START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows stand as those of C.
+// START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows are `ldc` apart too.
 template <int R, int N, int START>
 INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from, float* c, int64_t ldc,
                  int depth, const float* gain, int gain_step) {
@@ -57,7 +57,9 @@ struct Prefetch {
     // Forgets what was wanted; `count` rows of each tensor that is added are.
     INLINE void start(int count) { streams = stream = at = 0, line = 0, rows = count; }
     // A tensor by its first row, the bytes from row to row, and the bytes of a row.
-    INLINE void add(const char* first, int64_t to_next, int64_t size) { row[streams] = first, step[streams] = to_next, bytes[streams++] = size; }
+    INLINE void add(const char* first, int64_t to_next, int64_t size) {
+        row[streams] = first, step[streams] = to_next, bytes[streams++] = size;
+    }
     INLINE void issue() {
         for (int i = 0; i < LINES && stream < streams && rows; ++i) {
             __builtin_prefetch(row[stream] + at * step[stream] + line, 0, 2);
