@@ -36,7 +36,7 @@ SMALL_CHUNK = 16
 def run(call: Recurrence) -> Output:
     """The whole call: cut into chunks, computed STEPS chunks of every sequence at a time, joined again."""
     terms, memory = canonical(call)
-    B, T, H, V = terms.v.shape
+    B, T, H = terms.v.shape[:3]
     if call.cu_seqlens is None:
         offsets = torch.arange(B + 1, device=memory.device) * T
     else:
@@ -47,10 +47,11 @@ def run(call: Recurrence) -> Output:
     scan_piece: Callable[..., Any] = scan
     if torch.is_grad_enabled() and cut.C < SMALL_CHUNK:
         scan_piece = partial(checkpoint, scan, use_reentrant=False, preserve_rng_state=False)
-    memory = memory[cut.order]
-    out, ended = [memory.new_zeros(0, H, cut.C, V)], []
-    # One split into all pieces: the gradient of a slice would be as large as the whole, for every piece.
-    for running, chunks in zip(pieces, terms.split(lambda x: cut.split(x).split(sizes)), strict=True):
+    # One split into all pieces: the gradient of a slice would be as large as the whole, for every piece. One more piece
+    # is empty, so that there is something to join where there are no tokens.
+    empty, *parts = terms.split(lambda x: cut.split(x).split([0, *sizes]))
+    memory, out, ended = memory[cut.order], [empty.v], []
+    for running, chunks in zip(pieces, parts, strict=True):
         ended.append(memory[running[0] :])
         o, memory = scan_piece(chunks, memory[: running[0]], running)
         out.append(o)

@@ -52,7 +52,7 @@ class Chunked(NativeOperator[Recurrence]):
 
     def forward(self, call: Recurrence, keep: bool) -> Results:
         out, memory, key_sum = self.flat(chunked.run(call))
-        return out.clone(), memory.clone(), key_sum.clone()  # no operator may give what it was given
+        return out.clone(), memory.clone(), key_sum.clone()  # an operator must not return its own inputs
 
     def outline(self, call: Recurrence, keep: bool) -> Results:
         N, K, (H, V) = call.sequences, call.q.shape[3], call.v.shape[2:]
@@ -73,7 +73,7 @@ class Chunked(NativeOperator[Recurrence]):
 
 
 def check_values(call: Recurrence) -> None:
-    """Looks at the decays where that waits for nothing."""
+    """Checks the decays where nothing has to wait for their values."""
     log_decay = call.log_decay
     if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling() or transforms():
         return

@@ -1,4 +1,4 @@
-"""An associative memory to hold in the hand: write pairs, read by key, erase."""
+"""An associative memory as an object: write pairs, read by key, erase."""
 
 from __future__ import annotations
 
