@@ -18,12 +18,12 @@ INLINE void accumulate(vec (&acc)[R][N], const float* a, int64_t row, int64_t st
 }
 
 template <int R, int N>
-INLINE void put(const vec (&acc)[R][N], float* c, int64_t ldc) {
+INLINE void store_tile(const vec (&acc)[R][N], float* c, int64_t ldc) {
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < N; ++n) store(c + r * ldc + n * W, acc[r][n]);
 }
 
-// START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows stand as those of C.
+// START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows are `ldc` apart too.
 template <int R, int N, int START>
 INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from, float* c, int64_t ldc,
                  int depth, const float* gain, int gain_step) {
@@ -34,7 +34,7 @@ INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int6
             if (START == 2) acc[r][n] *= gain[r * gain_step];
         }
     accumulate(acc, a, row, step, b, ldb, depth);
-    put(acc, c, ldc);
+    store_tile(acc, c, ldc);
 }
 
 #if WIDTH == 16
@@ -45,19 +45,22 @@ constexpr int TILE_R = 4, TILE_N = 2;
 constexpr int TILE_R = 4, TILE_N = 2;
 #endif
 
-// Cache lines of the next chunk, asked for a few at a time between tiles: all at once they would stall. They go to the second
-// level, since the first is full of this chunk.
-struct Ahead {
+// The cache lines that the next chunk will read, prefetched a few at a time between tiles: all at once they would stall. They go to
+// the second level, since the first is full of this chunk.
+struct Prefetch {
     static constexpr int STREAMS = 6, LINES = 12;
     const char* row[STREAMS];
     int64_t step[STREAMS], bytes[STREAMS];
     int streams = 0, stream = 0, rows = 0, at = 0;
     int64_t line = 0;
 
-    // Forgets what was wanted; then `count` rows of each of some tensors, the first row and the bytes from row to row.
-    INLINE void begin(int count) { streams = stream = at = 0, line = 0, rows = count; }
-    INLINE void add(const char* first, int64_t to_next, int64_t size) { row[streams] = first, step[streams] = to_next, bytes[streams++] = size; }
-    INLINE void some() {
+    // Forgets what was wanted; `count` rows of each tensor that is added are.
+    INLINE void start(int count) { streams = stream = at = 0, line = 0, rows = count; }
+    // A tensor by its first row, the bytes from row to row, and the bytes of a row.
+    INLINE void add(const char* first, int64_t to_next, int64_t size) {
+        row[streams] = first, step[streams] = to_next, bytes[streams++] = size;
+    }
+    INLINE void issue() {
         for (int i = 0; i < LINES && stream < streams && rows; ++i) {
             __builtin_prefetch(row[stream] + at * step[stream] + line, 0, 2);
             if ((line += 64) < bytes[stream]) continue;
@@ -70,12 +73,12 @@ struct Ahead {
 // C = gain * from + A B; M a multiple of TILE_R, N a multiple of W.
 template <int START>
 __attribute__((noinline)) void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from,
-                                       float* c, int64_t ldc, int M, int N, int depth, Ahead& ahead, const float* gain = nullptr,
+                                       float* c, int64_t ldc, int M, int N, int depth, Prefetch& prefetch, const float* gain = nullptr,
                                        int gain_step = 0) {
     int n = 0;
     for (; n + TILE_N * W <= N; n += TILE_N * W)
         for (int m = 0; m < M; m += TILE_R) {
-            ahead.some();
+            prefetch.issue();
             tile<TILE_R, TILE_N, START>(a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth,
                                         gain + m * gain_step, gain_step);
         }
@@ -88,8 +91,8 @@ __attribute__((noinline)) void product(const float* a, int64_t row, int64_t step
 // The same in place.
 template <int START>
 INLINE void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, float* c, int64_t ldc, int M, int N,
-                    int depth, Ahead& ahead, const float* gain = nullptr, int gain_step = 0) {
-    product<START>(a, row, step, b, ldb, c, c, ldc, M, N, depth, ahead, gain, gain_step);
+                    int depth, Prefetch& prefetch, const float* gain = nullptr, int gain_step = 0) {
+    product<START>(a, row, step, b, ldb, c, c, ldc, M, N, depth, prefetch, gain, gain_step);
 }
 
 #if WIDTH == 16

@@ -1,7 +1,7 @@
 // Rows of the caller's tensors, whatever their dtype, as packed floats and back.
 #pragma once
 #include "recurrence.h"
-#include "gemm.h"
+#include "products.h"
 
 namespace {
 
