@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid, normalize
 
 import rebracket
 from rebracket import features
+from rebracket.nn import presets
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,7 +45,13 @@ def dead_links(text: str, folder: Path) -> list[str]:
 
 def model_table(text: str) -> dict[str, str]:
     """The calls of the model table by the model in front of them."""
-    return dict(re.findall(r"^\| ([^|]+?) \| `(rb\.[^`]+)` \|$", text, re.MULTILINE))
+    return dict(re.findall(r"^\| ([^|]+?) \| `(rb\.[^`]+)` \|", text, re.MULTILINE))
+
+
+def table_presets(text: str) -> list[str]:
+    """The presets that the rows of the model table name, in order."""
+    cells = re.findall(r"^\| [^|]+ \| `rb\.[^`]+` \| ([^|]+) \|$", text, re.MULTILINE)
+    return re.findall(r"`(\w+)`", " ".join(cells))
 
 
 def tensors() -> dict[str, Tensor]:
@@ -55,12 +62,19 @@ def tensors() -> dict[str, Tensor]:
         return torch.randn(shape, generator=draw, dtype=torch.float64)
 
     x = {"q": randn(B, T, H, K), "k": normalize(randn(B, T, H, K), dim=-1), "v": randn(B, T, H, V), "u": randn(H, K)}
-    x |= {"k2": normalize(randn(B, 2 * T, H, K), dim=-1), "v2": randn(B, 2 * T, H, V), "p": randn(B, T, H, K)}
+    x |= {"k2": normalize(randn(B, 2 * T, H, K), dim=-1), "v2": randn(B, 2 * T, H, V)}
     decays = {"per_head": (H,), "per_token": (B, T, H), "per_channel": (B, T, H, K)}
     x |= {name: logsigmoid(randn(*shape)) for name, shape in decays.items()}
-    gates = {"beta": (B, T, H), "beta2": (B, 2 * T, H), "i": (B, T, H, 1), "e": (B, T, H, K), "w": (B, T, H, V)}
+    gates = {
+        "beta": (B, T, H),
+        "beta2": (B, 2 * T, H),
+        "i": (B, T, H, 1),
+        "e": (B, T, H, K),
+        "w": (B, T, H, V),
+        "b": (H, 1),
+    }
     x |= {name: torch.sigmoid(randn(*shape)) for name, shape in gates.items()}
-    return x | {"r": 0.5 * normalize(x["e"], dim=-1)}
+    return x | {"r": 0.5 * normalize(x["e"], dim=-1), "a": x["per_token"].exp()[..., None]}
 
 
 def evaluate(call: str) -> rebracket.Output:
@@ -68,22 +82,26 @@ def evaluate(call: str) -> rebracket.Output:
     return eval(call, {"rb": rebracket, "phi": features.make("elu1", K), **tensors()})
 
 
-def recurrence(log_decay: Tensor | None, v: Tensor, r: Tensor) -> Tensor:
-    """The recurrence above the table, token by token; log_decay [H], [B,T,H], [B,T,H,K] or None."""
+def recurrence(log_decay: Tensor | None, v: Tensor, r: Tensor, before_decay: Tensor | None = None) -> Tensor:
+    """The recurrence above the table, token by token; log_decay [H], [B,T,H], [B,T,H,K] or None.
+
+    What `before_decay` reads from the state before the decay is subtracted too.
+    """
     x, decay = tensors(), torch.ones(B, T, H, K, dtype=torch.float64)
     if log_decay is not None:
         decay = decay * (log_decay if log_decay.ndim == 4 else log_decay[..., None]).exp()
     memory, out = torch.zeros(B, H, K, V, dtype=torch.float64), []
     for t in range(T):
+        fed_back = 0 if before_decay is None else torch.einsum("bhkv,bhk->bhv", memory, before_decay[:, t])
         memory = decay[:, t, :, :, None] * memory
-        written = v[:, t] - torch.einsum("bhkv,bhk->bhv", memory, r[:, t])
+        written = v[:, t] - torch.einsum("bhkv,bhk->bhv", memory, r[:, t]) - fed_back
         memory = memory + torch.einsum("bhk,bhv->bhkv", x["k"][:, t], written)
         out.append(K**-0.5 * torch.einsum("bhkv,bhk->bhv", memory, x["q"][:, t]))
     return torch.stack(out, 1)
 
 
-def claims() -> dict[str, tuple[Tensor | None, Tensor, Tensor]]:
-    """log_decay, v and r of the models that are one plain write a token, as their papers have them."""
+def claims() -> dict[str, tuple[Tensor | None, *tuple[Tensor, ...]]]:
+    """Arguments of `recurrence` for the models that are one plain write a token, as their papers have them."""
     x = tensors()
     k, v, beta, nothing = x["k"], x["v"], x["beta"][..., None], torch.zeros_like(x["k"])
     return {
@@ -94,7 +112,7 @@ def claims() -> dict[str, tuple[Tensor | None, Tensor, Tensor]]:
         "Gated DeltaNet (Qwen3-Next, OLMo hybrid)": (x["per_token"], beta * v, beta * k),
         "Kimi Delta Attention": (x["per_channel"], beta * v, beta * k),
         "Gated DeltaNet-2": (x["per_channel"], x["w"] * v, x["e"] * k),
-        "Comba": (x["per_token"], beta * v, beta * x["p"]),
+        "Comba": (x["per_token"], beta * v, nothing, x["b"] * beta * k),
     }
 
 
@@ -131,6 +149,10 @@ def test_the_rows_of_the_model_table_differ():
     assert same == []
 
 
+def test_the_model_table_names_every_preset_once():
+    assert sorted(table_presets((ROOT / "README.md").read_text("utf-8"))) == list(presets.names())
+
+
 @pytest.mark.parametrize("model", claims())
 def test_a_row_of_the_model_table_is_its_recurrence(model: str):
     torch.testing.assert_close(evaluate(CALLS[model]).out, recurrence(*claims()[model]), rtol=1e-10, atol=1e-10)
@@ -153,5 +175,9 @@ def test_a_planted_dead_link_is_found(tmp_path: Path):
 def test_a_planted_row_of_another_model_is_found():
     planted = model_table("| model | call |\n|---|---|\n| Comba | `rb.linear_attention(q, k, v)` |\n")
     assert planted == {"Comba": "rb.linear_attention(q, k, v)"}
+    assert table_presets("| Comba | `rb.step(q)` | `comba`, `gla` |\n| RWKV-7 | `rb.step(q)` | not yet |\n") == [
+        "comba",
+        "gla",
+    ]
     for model, claim in claims().items():
         assert not torch.allclose(evaluate(planted["Comba"]).out, recurrence(*claim)), model
