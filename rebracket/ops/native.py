@@ -39,7 +39,6 @@ class NativeOperator(Implementation[Kind]):
 
     name: ClassVar[str]
     """What torch knows it by: rebracket::NAME."""
-    call: ClassVar[type[Any]]
     results: ClassVar[int]
     """Tensors that the forward pass gives; at least two, or one and something kept."""
     kept: ClassVar[int] = 0
