@@ -15,6 +15,8 @@ def found(name: str) -> Backend:
     try:
         return importlib.import_module(f"{__name__}.{name}").BACKEND
     except ImportError as error:
+        if (error.name or "").startswith("rebracket."):
+            raise  # a fault of this package, not a library that is missing
         return Backend(name, rank=-1, missing=f"it could not be imported: {error}")
 
 

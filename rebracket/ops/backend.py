@@ -5,10 +5,13 @@ An operator is a type of call. A backend lists the types that it computes; anyth
 
 from __future__ import annotations
 
+import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, final
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, final
 
 from torch import Tensor
 
@@ -23,6 +26,9 @@ PreparedStep = Callable[[Sequence[Any], State], Output]
 
 class Implementation(ABC, Generic[Kind]):
     """How a backend computes one type of call."""
+
+    call: ClassVar[type[Any]]
+    """The type of call."""
 
     @abstractmethod
     def covers(self, call: Kind) -> str | None:
@@ -77,6 +83,16 @@ class Backend:
     def prepare(self, call: Call, given: Tensors) -> PreparedStep | None:
         """A shorter way for later calls, which come as tensors in the order of `given`; None if there is none."""
         return self.operators[type(call)].prepare(call, given)
+
+
+def implementations(package: str) -> dict[type[Call], Implementation[Any]]:
+    """What the files of a backend's folder compute, by the type of call."""
+    found = {}
+    for file in sorted(Path(sys.modules[package].__path__[0]).glob("[!_]*.py")):
+        module = importlib.import_module(f"{package}.{file.stem}")
+        own = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
+        found |= {x.call: x() for x in own if issubclass(x, Implementation)}
+    return found
 
 
 INSTALLED: dict[str, Backend] = {}

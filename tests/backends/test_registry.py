@@ -54,10 +54,17 @@ def test_what_a_backend_does_not_list_is_refused_by_name():
 
 
 def test_a_backend_whose_library_is_missing_is_one_that_refuses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, f"{rebracket.backends.__name__}.cpu", None)
+    def without_library(name: str) -> ModuleType:
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr(importlib, "import_module", without_library)
     backend = rebracket.backends.found("cpu")
+    monkeypatch.undo()
     assert backend.name == "cpu"
     assert "could not be imported" in str(backend.covers(Unheard()))
+    monkeypatch.setitem(sys.modules, f"{rebracket.backends.__name__}.cpu", None)
+    with pytest.raises(ImportError, match="cpu"):
+        rebracket.backends.found("cpu")
     empty = ModuleType("empty")
     monkeypatch.setitem(sys.modules, f"{rebracket.backends.__name__}.cpu", empty)
     with pytest.raises(AttributeError, match="BACKEND"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -39,8 +39,10 @@ OUT, WRONG, MEMORY_OUT, KEY_SUM_OUT = map(word, ("out", "wrong", "memory_out", "
 class StepKernels(Implementation[Step]):
     """One write a token; several, and steps with gradients, go as a sequence of one token."""
 
+    call: ClassVar[type[Step]] = Step
+
     def covers(self, call: Step) -> str | None:
-        return uncovered("q", call.tensors().values())
+        return uncovered(call, "q", call.token.q)
 
     def run(self, call: Step) -> Output:
         token, held = call.token, call.token.state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from rebracket.ops.precision import at_least_float32
 @final
 class TorchConvolution(Implementation[Convolution]):
     """W passes over the inputs."""
+
+    call: ClassVar[type[Convolution]] = Convolution
 
     def covers(self, call: Convolution) -> str | None:
         return None

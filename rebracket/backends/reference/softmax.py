@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ Seen = tuple[Tensor, Tensor, Tensor]
 @final
 class TorchSoftmax(Implementation[Softmax]):
     """Blocks of queries, each by one call of torch's kernel."""
+
+    call: ClassVar[type[Softmax]] = Softmax
 
     def covers(self, call: Softmax) -> str | None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 from rebracket.backends.reference import definition
 from rebracket.backends.reference.recurrence import check_values
@@ -15,6 +15,8 @@ from rebracket.ops.state import Output
 @final
 class OneToken(Implementation[Step]):
     """The token loop of one token."""
+
+    call: ClassVar[type[Step]] = Step
 
     def covers(self, call: Step) -> str | None:
         return None
