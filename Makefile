@@ -1,11 +1,12 @@
-# The commands of the README. The environment is made once in .venv and again when its lists or the kernels change.
+# The commands of the README. The environment is installed into .venv once, and again when its requirements or the kernels
+# change.
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
 RUN := runs/demo
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
-# torch's own threads would fight with the test workers for the cores.
+# Test workers use all cores, so each runs torch on one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
 .PHONY: help demo test lint docs sanitize constraints clean
@@ -17,11 +18,11 @@ help:
 	@echo "make lint         ruff and pyright"
 	@echo "make docs         build the documentation into docs/_build/html"
 	@echo "make sanitize     run the CPU kernels under the compiler's sanitizers"
-	@echo "make constraints  resolve every dependency anew and pin it"
+	@echo "make constraints  resolve every dependency again and pin it"
 	@echo "make clean        remove .venv and what was built; runs/ stays"
 
-# A run that is finished stays as it is, one that was stopped goes on. Threads that wait for each other spin otherwise, and
-# another program on one of the cores then slows training by more than ten times.
+# A finished run stays as it is; one that was stopped resumes. Without PASSIVE, waiting threads spin, and another program on
+# one of the cores slows training more than tenfold.
 demo: export OMP_WAIT_POLICY ?= PASSIVE
 demo: .venv/installed
 	$(BIN)/rebracket train configs/demo.toml --out $(RUN)
@@ -43,10 +44,10 @@ docs: .venv/installed-docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# The build tools are pinned like everything else, so pip must not fetch others for the build.
+# The build tools are pinned too, so pip must not fetch others for the build.
 .venv/installed: pyproject.toml constraints.txt setup.py $(wildcard rebracket/backends/cpu/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	@echo "installing into .venv: a minute, and longer when torch has to be fetched"
+	@echo "installing into .venv: takes a minute, or longer when torch has to be downloaded"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation --editable '.[dev]'

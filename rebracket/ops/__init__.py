@@ -1,1 +1,1 @@
-"""The mathematics: the operator, its write rules, its state, and what joins stretches of sequence."""
+"""The mathematics: the operator, its write rules, its state, and what joins segments of a sequence."""

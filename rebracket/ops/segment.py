@@ -1,8 +1,8 @@
-"""A stretch of sequence as a pair: what it does to the state it meets, and what it adds.
+"""A segment of a sequence as a pair: what it does to the state before it, and what it adds.
 
     S_out = M S_in + W,   (M2, W2) after (M1, W1) is (M2 M1, M2 W1 + W2)
 
-The pair needs no state to begin with, so stretches can be computed anywhere and in any order, and joined afterwards.
+The pair needs no state to begin with, so segments can be computed anywhere and in any order, and joined afterwards.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rebracket.ops.writes.additive import Additive
 @final
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The pair (M, W) of a stretch of tokens.
+    """The pair (M, W) of a run of tokens.
 
     S_out = M S_in + W
 
     Args:
         transition: M: [N,H,K], a diagonal, for additive rules; [N,H,K,K] for rules that read back.
-        written: W, the state that the stretch leaves when it starts from nothing.
+        written: W, the state after the segment when the state before it is zero.
 
     Cost: K + K V numbers a head, K K + K V for erasing rules, whatever the length. For erasing rules `of` runs the
-    stretch a second time, with K value columns, to find M: where the state before a stretch is known, passing it on is
+    segment a second time, with K value columns, to find M: where the state before a segment is known, passing it on is
     cheaper.
 
     Source: Blelloch 1990 (scans of linear recurrences); Martin and Cundy 2018; Yang et al. 2024 for erasing rules.
@@ -66,20 +66,20 @@ class Segment:
         cu_seqlens: Tensor | None = None,
         backend: str = "auto",
     ) -> Self:
-        """The pair of a stretch; the arguments are those of `linear_attention`, which raises what does not fit."""
+        """The pair of a segment; the arguments are those of `linear_attention`, which raises what does not fit."""
         q = k[:, :: write.entries]
         call = make_call(q, k, v, log_decay, write, None, normalize, None, None, cu_seqlens, causal=True)
         written = run(call, "auto", None, backend).state
         if not write.reads_back:
             return cls(diagonal(call), written)
-        # What a stretch without values does to the identity.
+        # What a segment without values does to the identity.
         N, H, K, _ = written.memory.shape
         identity = torch.eye(K, dtype=call.dtype, device=k.device).expand(N, H, K, K)
         silent = replace(call, v=call.v.new_zeros(*call.v.shape[:3], K), memory=identity)
         return cls(run(silent, "auto", None, backend).state.memory, written)
 
     def apply(self, state: State) -> State:
-        """The state after the stretch, for the state before it, of the same N, H, K, V."""
+        """The state after the segment, for the state before it, of the same N, H, K, V."""
         memory = self.written.memory
         check_devices(memory, {"state.memory": state.memory, "state.key_sum": state.key_sum})
         if state.memory.shape != memory.shape:
@@ -116,13 +116,13 @@ def move(transition: Tensor, memory: Tensor) -> Tensor:
 
 
 def compose(first: Segment, second: Segment) -> Segment:
-    """The pair of two stretches in a row: (M2 M1, M2 W1 + W2).
+    """The pair of two segments in a row: (M2 M1, M2 W1 + W2).
 
     The operation is associative, which is all that a parallel scan, a prefix cache or sequence parallelism needs.
 
     Args:
-        first: the pair of the earlier stretch.
-        second: the pair of the stretch behind it, of the same sizes and write rule.
+        first: the pair of the earlier segment.
+        second: the pair of the segment after it, of the same sizes and write rule.
 
     Returns:
         The pair of both.
@@ -151,12 +151,12 @@ def compose(first: Segment, second: Segment) -> Segment:
 
 
 def scan(segments: Iterable[Segment], state: State) -> list[State]:
-    """The states at the borders of consecutive stretches: before the first, between them, after the last.
+    """The states at the borders of consecutive segments: before the first, between them, after the last.
 
     S_0 = state,   S_i = M_i S_{i-1} + W_i
 
     Args:
-        segments: the pairs of n stretches in order.
+        segments: the pairs of n segments in order.
         state: the state before the first, N, H, K, V as theirs.
 
     Returns:
@@ -165,7 +165,7 @@ def scan(segments: Iterable[Segment], state: State) -> list[State]:
     Raises:
         ValueError: the state does not fit a segment.
 
-    Cost: 2 K V operations a stretch and head, 2 K K V for erasing rules.
+    Cost: 2 K V operations a segment and head, 2 K K V for erasing rules.
 
     Source: Blelloch 1990.
 
