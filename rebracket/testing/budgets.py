@@ -17,6 +17,8 @@ The state is float32 whatever the inputs are, so its error never is that of bflo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -62,12 +64,18 @@ def check_equal(what: str, actual: Tensor, exact: Tensor) -> None:
         raise AssertionError(f"{what}: not equal, error {error(actual, exact):.2e}{where(actual, exact)}")
 
 
-def check_all(actual: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype, what: str = "") -> None:
-    """Every named result within the budget of its quantity; both sides must hold the same names."""
+def check_all(
+    actual: dict[str, Tensor],
+    exact: dict[str, Tensor],
+    limits: torch.dtype | Callable[[str], float],
+    what: str = "",
+) -> None:
+    """Every named result within its limit, or the budgets of a dtype; both sides must hold the same names."""
     if actual.keys() != exact.keys():
         raise AssertionError(f"{what} results {sorted(actual)}, expected {sorted(exact)}")
-    for name in exact:
-        check(f"{what} {name}".strip(), actual[name], exact[name], budget(name, dtype))
+    for name, x in exact.items():
+        limit = budget(name, limits) if isinstance(limits, torch.dtype) else limits(name)
+        check(f"{what} {name}".strip(), actual[name], x, limit)
 
 
 def where(actual: Tensor, exact: Tensor) -> str:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from rebracket.testing.budgets import BUDGETS, FLOOR, budget, check, check_all, check_equal, error
+from rebracket.testing.law import Row
 from rebracket.testing.measure import measure
-from rebracket.testing.rows import Row, few
+from rebracket.testing.operators.recurrence import few
 
 
 def test_an_error_is_relative_to_the_largest_entry():

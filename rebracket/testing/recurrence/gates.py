@@ -9,30 +9,35 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rebracket.ops.state import Output
 from rebracket.testing.budgets import check, check_all, error
-from rebracket.testing.results import define, results, values
-from rebracket.testing.rows import Law, Operator, Row, in_every_mode
-from rebracket.testing.samples import Case, Sample, draw, write_names
+from rebracket.testing.law import Row, Run, law, results, values
+from rebracket.testing.operators.recurrence import Case, Sample, draw, in_every_mode, write_names
 
 GATES = (-1e4, -1e6, -1e30, -torch.inf)
 PLACE = 19
 """The token that is gated: in the middle of a chunk, whatever the chunk."""
 
 
-def strong_gate_costs_nothing(op: Operator, row: Row) -> None:
+def with_gates() -> Iterator[Row]:
+    rules = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in ("token", "channel")]
+    extras = [Case("additive", "token", dtype=torch.float32, normalize=True)]
+    return in_every_mode([*rules, *extras, Case("additive", "channel", dtype=torch.float32, bonus=True)])
+
+
+@law(over=with_gates)
+def strong_gate_costs_nothing(run: Run, row: Row) -> None:
     """After a gate of -1e4 ... -inf everything is as exact as after a gate of 0; its own gradient is 0."""
-    plain = errors(op, row, 0.0)
+    plain = errors(run, row, 0.0)
     for gate in GATES:
-        for name, found in errors(op, row, gate).items():
+        for name, found in errors(run, row, gate).items():
             limit = 2 * plain[name] + 4 * torch.finfo(row.dtype).eps
             if not found <= limit:
                 raise AssertionError(f"gate {gate}: {name}: error {found:.2e} > {limit:.2e}, {plain[name]:.2e} without")
 
 
-def errors(op: Operator, row: Row, gate: float) -> dict[str, float]:
+def errors(run: Run, row: Row, gate: float) -> dict[str, float]:
     """The error of every result against the token loop in float64, when one token is gated."""
-    found = results(lambda x: op.attend(x, row), gated(row.case, gate))
+    found = results(lambda x: run(x, row), gated(row.case, gate))
     own = found["grad log_decay"][:, PLACE, ..., ::2]
     if gate < 0 and bool(own.any()):
         raise AssertionError(f"gate {gate}: gradient {float(own.abs().amax()):.2e} of log_decay, expected 0")
@@ -41,7 +46,7 @@ def errors(op: Operator, row: Row, gate: float) -> dict[str, float]:
 
 @functools.cache
 def gated_exactly(case: Case, gate: float) -> dict[str, Tensor]:
-    return results(define, gated(case, gate).to(torch.float64))
+    return results(Sample.define, gated(case, gate).to(torch.float64))
 
 
 def gated(case: Case, gate: float) -> Sample:
@@ -53,32 +58,37 @@ def gated(case: Case, gate: float) -> Sample:
     return replace(s, log_decay=log_decay)
 
 
-def with_gates() -> Iterator[Row]:
-    rules = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in ("token", "channel")]
-    extras = [Case("additive", "token", dtype=torch.float32, normalize=True)]
-    return in_every_mode([*rules, *extras, Case("additive", "channel", dtype=torch.float32, bonus=True)])
-
-
-def reset_is_two_runs(op: Operator, row: Row) -> None:
-    """log_decay = -inf begins anew: what follows is a run of its own."""
-    s = draw(row.case)
-    assert s.log_decay is not None
-    log_decay = s.log_decay.clone()
-    log_decay[:, PLACE] = -torch.inf
-    whole = op.attend(replace(s, log_decay=log_decay), row)
-    alone = op.attend(replace(s.tokens(PLACE, s.T), state=None), row)
-    check_all(values(Output(whole.out[:, PLACE:], whole.state)), values(alone), row.dtype)
-
-
 def resettable() -> Iterator[Row]:
     rules = [Case(write, decay) for write in write_names() for decay in ("token", "channel")]
     return in_every_mode([*rules, Case("additive", "token", normalize=True)])
 
 
-def strong_gates_are_finite(op: Operator, row: Row) -> None:
+@law(over=resettable)
+def reset_is_two_runs(run: Run, row: Row) -> None:
+    """log_decay = -inf erases: what follows is a run of its own."""
+    s = row.case.draw()
+    assert s.log_decay is not None
+    log_decay = s.log_decay.clone()
+    log_decay[:, PLACE] = -torch.inf
+    whole = run(replace(s, log_decay=log_decay), row)
+    alone = run(replace(s.tokens(PLACE, s.T), state=None), row)
+    check_all(values((whole[0][:, PLACE:], whole[1])), values(alone), row.dtype)
+
+
+def gated_in_all_dtypes() -> Iterator[Row]:
+    """Every rule in float32; each kind of rule in the smaller dtypes."""
+    decays = ("token", "channel")
+    found = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in decays]
+    small = (torch.bfloat16, torch.float16)
+    low = [Case(write, "token", dtype=dtype) for write in ("additive", "delta") for dtype in small]
+    return in_every_mode([*found, *low])
+
+
+@law(over=gated_in_all_dtypes)
+def strong_gates_are_finite(run: Run, row: Row) -> None:
     """Every gate -50, -88 or -inf, or the first -88 and the rest 0: finite, exact, gradients too."""
     for first, rest in STRONG:
-        found = results(lambda x: op.attend(x, row), strong(row.case, first, rest))
+        found = results(lambda x: run(x, row), strong(row.case, first, rest))
         check_all(found, strong_exactly(row.case, first, rest), row.dtype, f"gates {first}, {rest}, ...:")
 
 
@@ -96,29 +106,28 @@ def strong(case: Case, first: float, rest: float) -> Sample:
 
 @functools.cache
 def strong_exactly(case: Case, first: float, rest: float) -> dict[str, Tensor]:
-    return results(define, strong(case, first, rest).to(torch.float64))
+    return results(Sample.define, strong(case, first, rest).to(torch.float64))
 
 
-def gated_in_all_dtypes() -> Iterator[Row]:
-    """Every rule in float32; each kind of rule in the smaller dtypes."""
-    decays = ("token", "channel")
-    found = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in decays]
-    small = (torch.bfloat16, torch.float16)
-    low = [Case(write, "token", dtype=dtype) for write in ("additive", "delta") for dtype in small]
-    return in_every_mode([*found, *low])
+def weakly_gated() -> Iterator[Row]:
+    for write in ("additive", "delta"):
+        for decay in ("head", "token", "channel"):
+            yield Row(Case(write, decay, "T4096"), "chunk", 64)
+            yield Row(Case(write, decay, "T4096", torch.float32), "chunk", 64)
 
 
-def weak_gates_keep_their_effect(op: Operator, row: Row) -> None:
+@law(over=weakly_gated)
+def weak_gates_keep_their_effect(run: Run, row: Row) -> None:
     """Gates of -1e-12 (float64) and -1e-5 (float32) over 4,096 tokens take away exp of their sum, to 1 %."""
     gate = -1e-12 if row.dtype == torch.float64 else -1e-5
     s = quiet_after_first(draw(row.case), gate)
-    found = op.attend(s, row)
+    found = run(s, row)
     gone = -torch.expm1(torch.tensor(gate * (s.T - 1), dtype=torch.float64))
     whole = s.k[:, 0, :, :, None].double() * written(s)[:, 0, :, None, :].double()
-    lost = (whole - found.state.memory.double()) / whole
+    lost = (whole - found[1].memory.double()) / whole
     check("part lost by the state", lost, gone.expand_as(lost), 1e-2)
     reads = torch.einsum("bhk,bhkv->bhv", s.q[:, -1].double(), whole)
-    unread = (reads - found.out[:, -1].double()) / reads
+    unread = (reads - found[0][:, -1].double()) / reads
     check("part lost by the last output", unread, gone.expand_as(unread), 1e-2)
 
 
@@ -133,19 +142,4 @@ def quiet_after_first(s: Sample, gate: float) -> Sample:
 
 def written(s: Sample) -> Tensor:
     """The values as the rule of a quiet sample writes them into an empty state."""
-    return define(replace(s.tokens(0, 1), log_decay=None)).out / s.q.shape[-1]
-
-
-def weakly_gated() -> Iterator[Row]:
-    for write in ("additive", "delta"):
-        for decay in ("head", "token", "channel"):
-            yield Row(Case(write, decay, "T4096"), "chunk", 64)
-            yield Row(Case(write, decay, "T4096", torch.float32), "chunk", 64)
-
-
-LAWS = (
-    Law(strong_gate_costs_nothing, with_gates),
-    Law(reset_is_two_runs, resettable),
-    Law(strong_gates_are_finite, gated_in_all_dtypes),
-    Law(weak_gates_keep_their_effect, weakly_gated),
-)
+    return replace(s.tokens(0, 1), log_decay=None).define().out / s.q.shape[-1]
