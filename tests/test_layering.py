@@ -30,7 +30,18 @@ LAYERS = {
     "lab": 6,
     "cli": 6,
 }
-OPEN = ("ops.writes", "backends", "features", "nn.decays", "nn.presets", "bench.peers", "testing.operators", "integrations", "lab", "cli")
+OPEN = (
+    "ops.writes",
+    "backends",
+    "features",
+    "testing.operators",
+    "nn.decays",
+    "nn.presets",
+    "bench.peers",
+    "integrations",
+    "lab",
+    "cli",
+)
 # What the root may import: the operator, and the folder that registers the backends with it.
 FACADE = ("rebracket.ops", "rebracket.backends")
 

@@ -1,13 +1,14 @@
 """A new backend, operator, decay or shape comes under the laws by being there."""
 
+from dataclasses import replace
 from typing import final
 
 import pytest
 import torch
 
 from rebracket.backends.reference import BACKEND
-from rebracket.ops.backend import INSTALLED, Backend, Implementation
-from rebracket.ops.call import Recurrence
+from rebracket.ops.backend import INSTALLED, Backend, Implementation, PreparedStep, Tensors
+from rebracket.ops.call import Recurrence, Step
 from rebracket.ops.state import Output
 from rebracket.testing.law import SOUND, Row, law
 from rebracket.testing.laws import LAWS, broken
@@ -25,6 +26,22 @@ class Planted(Implementation[Recurrence]):
     def run(self, call: Recurrence) -> Output:
         out, state = BACKEND.run(BACKEND.settled(call))
         return Output(out * (1.001 if call.chunk == 16 else 1), state)
+
+
+@final
+class Stale(Implementation[Step]):
+    """The reference with prepared steps that give the result of the step they were prepared with."""
+
+    def covers(self, call: Step) -> str | None:
+        return None
+
+    def run(self, call: Step) -> Output:
+        return BACKEND.run(call)
+
+    def prepare(self, call: Step, given: Tensors) -> PreparedStep:
+        token = replace(call.token, memory=call.token.initial().fork().memory)
+        out = BACKEND.run(replace(call, token=token)).out.squeeze(1)
+        return lambda values, state: Output(out, state)
 
 
 @pytest.fixture
@@ -75,3 +92,13 @@ def test_rows_are_named_by_all_their_axes():
 def test_no_two_rows_of_a_law_have_one_name(name: str):
     names = [str(row) for row in LAWS[name].over("reference")]
     assert len(names) == len(set(names)) > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["a_prepared_step_is_a_step", "step_is_one_token", "step_in_place_is_step", "a_state_is_its_numbers"]
+)
+def test_a_fault_in_a_backends_prepared_steps_is_caught(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setitem(INSTALLED, "stale", Backend("stale", -1, {**BACKEND.operators, Step: Stale()}))
+    found = broken(LAWS[name], backend="stale")
+    assert found is not None
+    assert found[0].mode == "stepper"

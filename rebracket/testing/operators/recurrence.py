@@ -115,15 +115,17 @@ class Sample(law.Sample):
     def in_steps(self, row: law.Row) -> Output:
         """One token after the other."""
         assert self.state is not None
+        inplace = row.mode.endswith("inplace")
         take: Any = Stepper(normalize=self.normalize, scale=self.scale, backend=row.backend)
         if row.mode.startswith("stepper") and self.T:
+            state = law.each(self.state, same_layout) if inplace else self.state
             with torch.no_grad():  # the first of its steps prepares the others
-                take(**next(self.each_token()), state=law.each(self.state, same_layout), inplace="_" in row.mode)
+                take(**next(self.each_token()), state=state, inplace=inplace)
         else:
             take = functools.partial(step, normalize=self.normalize, scale=self.scale, backend=row.backend)
         out, state = [self.v.new_zeros(self.v.shape[0], 0, *self.v.shape[2:])], self.state
         for token in self.each_token():
-            x, state = take(**token, state=state, inplace="_" in row.mode)
+            x, state = take(**token, state=state, inplace=inplace)
             out.append(x.unsqueeze(1))
         return Output(torch.cat(out, 1), state)
 
@@ -358,6 +360,17 @@ def cases(dtype: torch.dtype = torch.float64, shapes: Iterable[str] = SHAPES) ->
         if not prototype(write).reads_back:
             yield replace(plain, normalize=True)
             yield replace(plain, bonus=True)
+
+
+def each_of(
+    writes: Iterable[str] = ("additive",),
+    decays: Iterable[str] = ("none",),
+    shapes: Iterable[str] = ("plain",),
+    dtypes: Iterable[torch.dtype] = (torch.float64,),
+    normalize: bool = False,
+) -> list[Case]:
+    """Every combination of some values."""
+    return [Case(*axes, normalize=normalize) for axes in itertools.product(writes, decays, shapes, dtypes)]
 
 
 def in_every_mode(found: Iterable[Case], chunk: int = 16) -> Iterator[law.Row]:

@@ -15,25 +15,24 @@ from rebracket.testing.budgets import budget, check, check_all, check_equal
 from rebracket.testing.general import autocast_stays_out, with_nan
 from rebracket.testing.law import Row, Run, each, law, results, values
 from rebracket.testing.operators.recurrence import (
+    DECAYS,
     SHAPES,
     SWEEP,
     Case,
     Sample,
     cases,
     draw,
+    each_of,
     exact,
     few,
     in_every_mode,
     prototype,
     rule_module,
+    write_names,
 )
 
 
-def plain_rules() -> Iterator[Row]:
-    return in_every_mode(c for c in cases(shapes=("plain", "grouped")) if not c.normalize and not c.bonus)
-
-
-@law(over=plain_rules)
+@law(over=lambda: in_every_mode(each_of(write_names(), DECAYS, ("plain", "grouped"))))
 def literal_agrees(run: Run, row: Row) -> None:
     """Each write rule is the loop that its own paper writes down, head by head."""
     s, limit = row.case.draw(), 1e-12 if row.dtype == torch.float64 else 1e-5
@@ -62,13 +61,15 @@ def whole_decay(s: Sample) -> Tensor:
     return (x[..., None] if x.ndim in (1, 3) else x).expand(B, T, H, K)
 
 
-def paddable() -> Iterator[Row]:
-    """Rows whose decay is given per token: one per head would go on in the padding."""
-    found = [case for shape in ("plain", "grouped") for case in few(shape=shape) if case.decay != "head"]
-    return in_every_mode([*found, Case("additive", normalize=True)])
-
-
-@law(over=paddable)
+# A decay per head would act in the padding too.
+@law(
+    over=lambda: in_every_mode(
+        [
+            *(case for shape in ("plain", "grouped") for case in few(shape=shape) if case.decay != "head"),
+            Case("additive", normalize=True),
+        ]
+    )
+)
 def padding_changes_nothing(run: Run, row: Row) -> None:
     """Rows padded with zeros on either side, one row alone included, are the rows without padding."""
     s = row.case.draw()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -11,20 +10,22 @@ from torch import Tensor
 
 from rebracket.testing.budgets import check, check_all, error
 from rebracket.testing.law import Row, Run, law, results, values
-from rebracket.testing.operators.recurrence import Case, Sample, draw, in_every_mode, write_names
+from rebracket.testing.operators.recurrence import Case, Sample, draw, each_of, in_every_mode, write_names
 
 GATES = (-1e4, -1e6, -1e30, -torch.inf)
 PLACE = 19
 """The token that is gated: in the middle of a chunk, whatever the chunk."""
 
 
-def with_gates() -> Iterator[Row]:
-    rules = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in ("token", "channel")]
-    extras = [Case("additive", "token", dtype=torch.float32, normalize=True)]
-    return in_every_mode([*rules, *extras, Case("additive", "channel", dtype=torch.float32, bonus=True)])
-
-
-@law(over=with_gates)
+@law(
+    over=lambda: in_every_mode(
+        [
+            *each_of(write_names(), ("token", "channel"), dtypes=(torch.float32,)),
+            Case("additive", "token", dtype=torch.float32, normalize=True),
+            Case("additive", "channel", dtype=torch.float32, bonus=True),
+        ]
+    )
+)
 def strong_gate_costs_nothing(run: Run, row: Row) -> None:
     """After a gate of -1e4 ... -inf everything is as exact as after a gate of 0; its own gradient is 0."""
     plain = errors(run, row, 0.0)
@@ -58,12 +59,11 @@ def gated(case: Case, gate: float) -> Sample:
     return replace(s, log_decay=log_decay)
 
 
-def resettable() -> Iterator[Row]:
-    rules = [Case(write, decay) for write in write_names() for decay in ("token", "channel")]
-    return in_every_mode([*rules, Case("additive", "token", normalize=True)])
-
-
-@law(over=resettable)
+@law(
+    over=lambda: in_every_mode(
+        [*each_of(write_names(), ("token", "channel")), Case("additive", "token", normalize=True)]
+    )
+)
 def reset_is_two_runs(run: Run, row: Row) -> None:
     """log_decay = -inf erases: what follows is a run of its own."""
     s = row.case.draw()
@@ -75,16 +75,14 @@ def reset_is_two_runs(run: Run, row: Row) -> None:
     check_all(values((whole[0][:, PLACE:], whole[1])), values(alone), row.dtype)
 
 
-def gated_in_all_dtypes() -> Iterator[Row]:
-    """Every rule in float32; each kind of rule in the smaller dtypes."""
-    decays = ("token", "channel")
-    found = [Case(write, decay, dtype=torch.float32) for write in write_names() for decay in decays]
-    small = (torch.bfloat16, torch.float16)
-    low = [Case(write, "token", dtype=dtype) for write in ("additive", "delta") for dtype in small]
-    return in_every_mode([*found, *low])
-
-
-@law(over=gated_in_all_dtypes)
+@law(
+    over=lambda: in_every_mode(
+        [
+            *each_of(write_names(), ("token", "channel"), dtypes=(torch.float32,)),
+            *each_of(("additive", "delta"), ("token",), dtypes=(torch.bfloat16, torch.float16)),
+        ]
+    )
+)
 def strong_gates_are_finite(run: Run, row: Row) -> None:
     """Every gate -50, -88 or -inf, or the first -88 and the rest 0: finite, exact, gradients too."""
     for first, rest in STRONG:
@@ -109,14 +107,14 @@ def strong_exactly(case: Case, first: float, rest: float) -> dict[str, Tensor]:
     return results(Sample.define, strong(case, first, rest).to(torch.float64))
 
 
-def weakly_gated() -> Iterator[Row]:
-    for write in ("additive", "delta"):
-        for decay in ("head", "token", "channel"):
-            yield Row(Case(write, decay, "T4096"), "chunk", 64)
-            yield Row(Case(write, decay, "T4096", torch.float32), "chunk", 64)
-
-
-@law(over=weakly_gated)
+@law(
+    over=lambda: (
+        Row(case, "chunk", 64)
+        for case in each_of(
+            ("additive", "delta"), ("head", "token", "channel"), ("T4096",), (torch.float64, torch.float32)
+        )
+    )
+)
 def weak_gates_keep_their_effect(run: Run, row: Row) -> None:
     """Gates of -1e-12 (float64) and -1e-5 (float32) over 4,096 tokens take away exp of their sum, to 1 %."""
     gate = -1e-12 if row.dtype == torch.float64 else -1e-5

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -12,14 +10,10 @@ from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
 from rebracket.testing.budgets import budget, check, check_all, check_equal
 from rebracket.testing.law import Row, Run, law, results, values
-from rebracket.testing.operators.recurrence import Case, Sample, in_every_mode, write_names
+from rebracket.testing.operators.recurrence import Sample, each_of, in_every_mode, write_names
 
 
-def recalled() -> Iterator[Row]:
-    return in_every_mode(Case("delta", dtype=dtype) for dtype in (torch.float64, torch.float32))
-
-
-@law(over=recalled)
+@law(over=lambda: in_every_mode(each_of(("delta",), dtypes=(torch.float64, torch.float32))))
 def orthonormal_keys_recall_exactly(run: Run, row: Row) -> None:
     """What was written under orthonormal keys is read back; under Delta(1) the newest value of many."""
     basis = orthonormal(row.case.draw())
@@ -42,7 +36,7 @@ def orthonormal(s: Sample) -> Sample:
     return Sample(keys, keys, s.v[:, :K], scale=1.0)
 
 
-@law(over=recalled)
+@law(over=lambda: in_every_mode(each_of(("delta",), dtypes=(torch.float64, torch.float32))))
 def last_write_is_read_exactly(run: Run, row: Row) -> None:
     """Under Delta(1) and unit keys, related as they may be, a token that asks for its own key reads its own value."""
     s = row.case.draw()
@@ -54,14 +48,7 @@ CONDITION = 32
 """What beta = 2 and keys a little longer than 1 make of an error: the states themselves grow twentyfold in a chunk."""
 
 
-def repeating() -> Iterator[Row]:
-    """A whole chunk of 64 and some more."""
-    dtypes = (torch.float32, torch.bfloat16)
-    found = (Case("delta", decay, "T70", dtype) for decay in ("none", "token") for dtype in dtypes)
-    return in_every_mode(found, 64)
-
-
-@law(over=repeating)
+@law(over=lambda: in_every_mode(each_of(("delta",), ("none", "token"), ("T70",), (torch.float32, torch.bfloat16)), 64))
 def repeated_keys_stay_in_budget(run: Run, row: Row) -> None:
     """One unit key again and again, or nearly parallel ones, with beta 1 and 2: finite and exact, gradients too."""
     s = row.case.draw()
@@ -75,12 +62,7 @@ def repeated_keys_stay_in_budget(run: Run, row: Row) -> None:
                 check(f"beta {beta}, spread {spread}: {name}", x, wanted[name], CONDITION * budget(name, row.dtype))
 
 
-def any_keys() -> Iterator[Row]:
-    dtypes = (torch.float32, torch.bfloat16)
-    return in_every_mode(Case(write, "token", dtype=dtype) for write in write_names() for dtype in dtypes)
-
-
-@law(over=any_keys)
+@law(over=lambda: in_every_mode(each_of(write_names(), ("token",), dtypes=(torch.float32, torch.bfloat16))))
 def zero_and_long_keys_are_exact(run: Run, row: Row) -> None:
     """All keys zero, or of length 1e3 with the additive rule: finite and exact, gradients too."""
     s = row.case.draw()
@@ -91,12 +73,11 @@ def zero_and_long_keys_are_exact(run: Run, row: Row) -> None:
         check_all(found, wanted, row.dtype, f"keys of length {length}:")
 
 
-def normalized() -> Iterator[Row]:
-    axes = itertools.product(("plain", "grouped"), (torch.float64, torch.bfloat16))
-    return in_every_mode(Case("additive", "none", shape, dtype, normalize=True) for shape, dtype in axes)
-
-
-@law(over=normalized)
+@law(
+    over=lambda: in_every_mode(
+        each_of(shapes=("plain", "grouped"), dtypes=(torch.float64, torch.bfloat16), normalize=True)
+    )
+)
 def empty_normalizer_gives_zero(run: Run, row: Row) -> None:
     """Features that are zero, or that sum to zero, give output 0 and finite gradients."""
     s = replace(row.case.draw(), state=None)
@@ -110,14 +91,11 @@ def empty_normalizer_gives_zero(run: Run, row: Row) -> None:
             raise AssertionError(f"{name} is not finite")
 
 
-def little_keys() -> Iterator[Row]:
-    dtypes = (torch.float64, torch.float32, torch.bfloat16)
-    return in_every_mode(
-        Case("additive", decay, dtype=x, normalize=True) for decay in ("none", "token") for x in dtypes
+@law(
+    over=lambda: in_every_mode(
+        each_of(decays=("none", "token"), dtypes=(torch.float64, torch.float32, torch.bfloat16), normalize=True)
     )
-
-
-@law(over=little_keys)
+)
 def small_features_divide_or_vanish(run: Run, row: Row) -> None:
     """Weights whose sum is small divide like others; below 2^-100 outputs are 0, and all is finite, gradients too."""
     s = replace(row.case.draw(), state=None)
@@ -131,13 +109,13 @@ def small_features_divide_or_vanish(run: Run, row: Row) -> None:
         check(f"keys of 2^{exponent}: a step", token, wanted["out"][:, 6:7], budget("out", row.dtype))
 
 
-def summed() -> Iterator[Row]:
-    for decay in ("none", "head"):
-        case = Case("additive", decay, "T8192", torch.bfloat16, normalize=True)
-        yield from (Row(case, "chunk", 64), Row(case, "recurrent", None))
-
-
-@law(over=summed)
+@law(
+    over=lambda: (
+        Row(case, mode, chunk)
+        for case in each_of(decays=("none", "head"), shapes=("T8192",), dtypes=(torch.bfloat16,), normalize=True)
+        for mode, chunk in (("chunk", 64), ("recurrent", None))
+    )
+)
 def normalizer_stays_exact(run: Run, row: Row) -> None:
     """The sum of 8,192 bfloat16 keys is exact to float32, and outputs as exact as their dtype."""
     s = row.case.draw()

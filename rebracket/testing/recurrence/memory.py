@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 from rebracket.testing.law import Row, Run, law, loss, values
 from rebracket.testing.memory import peak_tensor_nbytes
-from rebracket.testing.operators.recurrence import Case, Shape, sample
+from rebracket.testing.operators.recurrence import Shape, each_of, sample
+
+F32 = (torch.float32,)
 
 
-def long() -> Iterator[Row]:
-    for write in ("additive", "delta"):
-        for decay in ("none", "token", "channel"):
-            yield Row(Case(write, decay, dtype=torch.float32), "chunk", 64)
-    yield Row(Case("additive", "channel", dtype=torch.float32), "recurrent", None)
-    yield Row(Case("delta", "channel", dtype=torch.float32), "recurrent", None)
-
-
-@law(over=long)
+@law(
+    over=lambda: [
+        *(Row(case, "chunk", 64) for case in each_of(("additive", "delta"), ("none", "token", "channel"), dtypes=F32)),
+        *(Row(case, "recurrent", None) for case in each_of(("additive", "delta"), ("channel",), dtypes=F32)),
+    ]
+)
 def memory_grows_with_the_tokens(run: Run, row: Row) -> None:
     """Peak bytes of forward and backward grow as T, and as K and V, never as T K V, T T or T C K."""
     token = growth(run, row, 128, 32)
@@ -32,19 +30,13 @@ def memory_grows_with_the_tokens(run: Run, row: Row) -> None:
             raise AssertionError(f"{what} doubled: bytes per token grew by {ratio:.2f} > {limit}")
 
 
-@law(
-    over=lambda: (
-        Row(Case("additive", decay, dtype=torch.float32), "auto", None) for decay in ("none", "token", "channel")
-    )
-)
+@law(over=lambda: (Row(case, "auto", None) for case in each_of(decays=("none", "token", "channel"), dtypes=F32)))
 def memory_both_ways_grows_with_the_tokens(run: Run, row: Row) -> None:
     """The same of a call without an order of time, which nobody told a mode."""
     memory_grows_with_the_tokens(lambda s, row: run(replace(s, causal=False, state=None), row), row)
 
 
-@law(
-    over=lambda: (Row(Case(write, "channel", dtype=torch.float32), "parallel", None) for write in ("additive", "delta"))
-)
+@law(over=lambda: (Row(case, "parallel", None) for case in each_of(("additive", "delta"), ("channel",), dtypes=F32)))
 def parallel_mode_holds_no_weight_per_channel(run: Run, row: Row) -> None:
     """[T,T] is what the parallel mode is made of; [T,T,K] would be K times as much."""
     T, K = 256, 64

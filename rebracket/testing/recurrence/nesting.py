@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,24 +20,26 @@ from rebracket.ops.writes.read_key import ReadKey
 from rebracket.testing.budgets import check_all
 from rebracket.testing.law import Row, Run, law, results, values
 from rebracket.testing.operators.recurrence import (
+    RULES,
     SHAPES,
     Case,
     Sample,
+    each_of,
     in_every_mode,
-    prototype,
     recurrence,
     write_names,
 )
 
 
-def narrow_decays() -> Iterator[Row]:
-    decays, shapes = ("none", "head", "token"), ("plain", "packed")
-    found = [Case(write, decay, shape) for write in write_names() for decay in decays for shape in shapes]
-    extras = [Case("additive", "head", bonus=True), Case("additive", "token", normalize=True)]
-    return in_every_mode([*found, *extras])
-
-
-@law(over=narrow_decays)
+@law(
+    over=lambda: in_every_mode(
+        [
+            *each_of(write_names(), ("none", "head", "token"), ("plain", "packed")),
+            Case("additive", "head", bonus=True),
+            Case("additive", "token", normalize=True),
+        ]
+    )
+)
 def decays_nest(run: Run, row: Row) -> None:
     """[H] is [B,T,H] is [B,T,H,K] with equal entries, gradients included; None is zeros."""
     s = row.case.draw()
@@ -66,48 +69,36 @@ def gathered(grad: Tensor, narrow: Tensor) -> Tensor:
     return grad.sum((0, 1)) if narrow.ndim == 1 else grad
 
 
-def as_many_writes(row: Row, s: Sample) -> Row:
-    """A row whose chunks have as many writes, for a sample that may make several a token."""
-    return row if row.chunk is None else replace(row, chunk=row.chunk // recurrence(s).per_token)
-
-
 def beta_of(s: Sample) -> Tensor:
-    """The strengths [B,T,H] of a delta rule, with an axis for channels."""
+    """The strengths [B,T,H] of a delta rule."""
     assert isinstance(s.write, Delta)
     assert isinstance(s.write.beta, Tensor)
-    return s.write.beta[..., None]
-
-
-def keys(s: Sample) -> Tensor:
-    """k for every head of v."""
-    return repeat_heads(s.k, s.v.shape[2])
+    return s.write.beta
 
 
 def by_gates(s: Sample) -> Sample:
-    return replace(s, write=GatedErase(beta_of(s) * torch.ones_like(keys(s)), beta_of(s) * torch.ones_like(s.v)))
+    keys, beta = repeat_heads(s.k, s.v.shape[2]), beta_of(s)[..., None]
+    return replace(s, write=GatedErase(beta.expand_as(keys), beta.expand_as(s.v)))
 
 
 def by_low_rank(s: Sample) -> Sample:
-    return replace(s, v=beta_of(s) * s.v, write=LowRank(beta_of(s) * keys(s), s.k))
+    keys, beta = repeat_heads(s.k, s.v.shape[2]), beta_of(s)[..., None]
+    return replace(s, v=beta * s.v, write=LowRank(beta * keys, s.k))
 
 
-def by_two_equal_halves(s: Sample) -> Sample:
+def by_two_writes(s: Sample) -> Sample:
     """A write of strength beta, and one of strength 0 after it."""
-    beta = beta_of(s).squeeze(-1)
-    twice = torch.stack((beta, torch.zeros_like(beta)), 2).flatten(1, 2)
-    return replace(s, k=doubled(s.k), v=doubled(s.v), write=DeltaProduct(twice, 2))
-
-
-def doubled(x: Tensor) -> Tensor:
-    return x.repeat_interleave(2, 1)
+    twice = torch.stack((beta_of(s), torch.zeros_like(beta_of(s))), 2).flatten(1, 2)
+    k, v = (x.repeat_interleave(2, 1) for x in (s.k, s.v))
+    return replace(s, k=k, v=v, write=DeltaProduct(twice, 2))
 
 
 NESTINGS: dict[str, dict[str, Callable[[Sample], Sample]]] = {
     "delta": {
-        "ReadKey(k, beta):": lambda s: replace(s, write=ReadKey(s.k, beta_of(s).squeeze(-1))),
+        "ReadKey(k, beta):": lambda s: replace(s, write=ReadKey(s.k, beta_of(s))),
         "GatedErase(beta, beta):": by_gates,
-        "DeltaProduct(beta, 1):": lambda s: replace(s, write=DeltaProduct(beta_of(s).squeeze(-1), 1)),
-        "DeltaProduct((beta, 0), 2):": by_two_equal_halves,
+        "DeltaProduct(beta, 1):": lambda s: replace(s, write=DeltaProduct(beta_of(s), 1)),
+        "DeltaProduct((beta, 0), 2):": by_two_writes,
         "LowRank(beta k, k):": by_low_rank,
     },
     "additive": {
@@ -118,42 +109,44 @@ NESTINGS: dict[str, dict[str, Callable[[Sample], Sample]]] = {
 }
 
 
-@law(over=lambda: in_every_mode(itertools.starmap(Case, itertools.product(NESTINGS, ("none", "channel"), SHAPES))))
+@law(over=lambda: in_every_mode(each_of(NESTINGS, ("none", "channel"), SHAPES)))
 def rules_nest(run: Run, row: Row) -> None:
     """Each rule with special arguments is another rule, gradients included."""
     s = row.case.draw()
     wanted = results(lambda x: run(x, row), s)
     for name, same in NESTINGS[row.case.write].items():
-        found = results(lambda x, same=same: run(same(x), as_many_writes(row, same(x))), s)
+        writes = recurrence(same(s)).per_token  # as many of them a chunk as the rule itself makes
+        way = row if row.chunk is None else replace(row, chunk=row.chunk // writes)
+        found = results(lambda x, same=same, way=way: run(same(x), way), s)
         check_all(found, wanted, row.dtype, name)
 
 
-def with_strength() -> Iterator[Row]:
-    """Every rule that carries a beta, in float64, and in bfloat16, which does not hold 0.3."""
-    found = [name for name in write_names() if "beta" in vars(prototype(name))]
-    dtypes = (torch.float64, torch.bfloat16)
-    return in_every_mode(Case(name, "token", dtype=dtype) for name in found for dtype in dtypes)
+def hints(write: str) -> dict[str, Any]:
+    """The types of a rule's fields by name."""
+    return typing.get_type_hints(RULES.load(write))
 
 
-@law(over=with_strength)
+# In float64, and in bfloat16, which does not hold 0.3.
+@law(
+    over=lambda: in_every_mode(
+        each_of(
+            (name for name in write_names() if float in typing.get_args(hints(name).get("beta"))),
+            ("token",),
+            dtypes=(torch.float64, torch.bfloat16),
+        )
+    )
+)
 def strength_has_three_shapes(run: Run, row: Row) -> None:
     """beta as a number, as [H] and as [B,T,H] is the same; beta = 0 writes nothing and erases nothing."""
     s = row.case.draw()
-    H, steps = s.v.shape[2], s.v.shape[:2]
     for beta in (0.0, 0.3, 2.0):
-        number, head, full = (with_beta(s, b) for b in (beta, *spread_beta(beta, H, steps)))
-        wanted = values(run(number, row))
-        check_all(values(run(head, row)), wanted, row.dtype, f"beta {beta} as [H]:")
-        check_all(values(run(full, row)), wanted, row.dtype, f"beta {beta} as [B,T,H]:")
+        wanted = values(run(with_beta(s, beta), row))
+        for letters, shape in {"[H]": s.v.shape[2:3], "[B,T,H]": s.v.shape[:3]}.items():
+            found = values(run(with_beta(s, torch.full(shape, beta, dtype=torch.float64)), row))
+            check_all(found, wanted, row.dtype, f"beta {beta} as {letters}:")
     silent = replace(s, v=torch.zeros_like(s.v[:, : s.T]), k=s.k[:, : s.T], write=Additive())
     check_all(values(run(with_beta(s, 0.0), row)), values(run(silent, row)), row.dtype, "beta 0:")
 
 
-def spread_beta(beta: float, H: int, steps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    return torch.full((H,), beta, dtype=torch.float64), torch.full((*steps, H), beta, dtype=torch.float64)
-
-
 def with_beta(s: Sample, beta: float | Tensor) -> Sample:
-    rule = s.write
-    changed = {name: beta if name == "beta" else x for name, x in vars(rule).items()}
-    return replace(s, write=type(rule)(**changed))  # type: ignore[arg-type]
+    return replace(s, write=type(s.write)(**(vars(s.write) | {"beta": beta})))

@@ -39,7 +39,8 @@ def test_the_docstring_has_the_equation_the_cost_the_source_and_an_example(name:
 @pytest.mark.parametrize("name", write_names())
 def test_the_loop_takes_what_the_rule_carries(name: str):
     fields = [field.name for field in dataclasses.fields(rule_class(name))]  # type: ignore[arg-type]
-    assert "literal" in vars(rule_module(name)), f"{name}.py needs `literal({', '.join(LITERAL + fields)})`"
+    has_loop = "literal" in vars(rule_module(name))
+    assert has_loop, f"{name}.py needs `literal({', '.join(LITERAL + fields)})`"
     assert list(inspect.signature(rule_module(name).literal).parameters) == LITERAL + fields
 
 
