@@ -1,8 +1,8 @@
 """Error budgets: how far a result may lie from the float64 token loop on the same inputs.
 
 The error of a tensor is its largest difference from the exact one over the largest exact magnitude (at least FLOOR).
-`rebracket.testing.measure` takes the worst error of each dtype and quantity over the whole product of samples and modes
-on the reference backend. It said, and the budgets make of it:
+`measure` in tests/testing/test_budgets.py takes the worst error of each dtype and quantity over the whole product of
+samples and modes of the recurrence on the reference backend. It said, and the budgets make of it:
 
     dtype       measured out, state, grad     budget
     float64     1.8e-15  1.9e-15  3.7e-15     times four

@@ -11,7 +11,6 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any, ClassVar, final
 
 import torch
@@ -131,19 +130,17 @@ class Sample(law.Sample):
 
     def each_token(self) -> Iterator[dict[str, Any]]:
         """The arguments of `step` for each token."""
-        given = {name: getattr(self, name) for name in ("q", "k", "v", "log_decay", "bonus")} | {
-            f"write.{name}": x for name, x in vars(self.write).items()
-        }
-        timed = {name: self.entries(name, x) for name, x in given.items() if isinstance(x, Tensor)}
+        given = {name: getattr(self, name) for name in ("q", "k", "v", "log_decay", "bonus")}
+        rule = {f"write.{name}": x for name, x in vars(self.write).items()}
         split = {
-            name: given[name].unbind(1) if n == 1 else given[name].unflatten(1, (self.T, n)).unbind(1)
-            for name, n in timed.items()
-            if n
+            name: x.unbind(1) if n == 1 else x.unflatten(1, (self.T, n)).unbind(1)
+            for name, x in (given | rule).items()
+            if isinstance(x, Tensor) and (n := self.entries(name, x))
         }
         for t in range(self.T):
-            token = {name: split[name][t] if name in split else x for name, x in given.items()}
-            rule = {name: token.pop(f"write.{name}") for name in vars(self.write)}
-            yield token | {"write": type(self.write)(**rule)}
+            given, rule = ({name: split[name][t] if name in split else x[name] for name in x} for x in (given, rule))
+            write = type(self.write)(*rule.values())
+            yield given | {"write": write}
 
 
 def same_layout(x: Tensor) -> Tensor:
@@ -228,16 +225,9 @@ SPECIAL: dict[str, Shape] = {
 
 
 RULES: Registry[WriteRule] = Registry(writes.__name__, "write rule", WriteRule)
-
-
-def write_names() -> tuple[str, ...]:
-    """The write rules by their files."""
-    return RULES.names()
-
-
-def rule_module(name: str) -> ModuleType:
-    """The file of a write rule."""
-    return RULES.module(name)
+"""The write rules by their files."""
+write_names = RULES.names
+rule_module = RULES.module
 
 
 def drawn(name: str, draw: Draw) -> WriteRule:
