@@ -115,13 +115,13 @@ class Sample(law.Sample):
         """One token after the other."""
         assert self.state is not None
         inplace = row.mode.endswith("inplace")
-        take: Any = Stepper(normalize=self.normalize, scale=self.scale, backend=row.backend)
-        if row.mode.startswith("stepper") and self.T:
+        options: dict[str, Any] = {"normalize": self.normalize, "scale": self.scale, "backend": row.backend}
+        prepared = row.mode.startswith("stepper")
+        take: Any = Stepper(**options) if prepared else functools.partial(step, **options)
+        if prepared and self.T:
             state = law.each(self.state, same_layout) if inplace else self.state
             with torch.no_grad():  # the first of its steps prepares the others
                 take(**next(self.each_token()), state=state, inplace=inplace)
-        else:
-            take = functools.partial(step, normalize=self.normalize, scale=self.scale, backend=row.backend)
         out, state = [self.v.new_zeros(self.v.shape[0], 0, *self.v.shape[2:])], self.state
         for token in self.each_token():
             x, state = take(**token, state=state, inplace=inplace)
@@ -363,9 +363,9 @@ def each_of(
     return [Case(*axes, normalize=normalize) for axes in itertools.product(writes, decays, shapes, dtypes)]
 
 
-def in_every_mode(found: Iterable[Case], chunk: int = 16) -> Iterator[law.Row]:
+def in_every_mode(*found: Iterable[Case], chunk: int = 16) -> Iterator[law.Row]:
     """Rows for cases, in each of the modes; in chunks of this many tokens."""
-    return (law.Row(case, mode, size and chunk) for case in found for mode, size in MODES)
+    return (law.Row(case, mode, size and chunk) for case in itertools.chain(*found) for mode, size in MODES)
 
 
 def in_steps(found: Iterable[Case]) -> Iterator[law.Row]:
@@ -383,20 +383,20 @@ def few(dtype: torch.dtype = torch.float64, shape: str = "plain") -> list[Case]:
 
 def smooth(found: Iterable[Case]) -> Iterator[law.Row]:
     """Erasing decays have no finite differences."""
-    return in_every_mode((case for case in found if "flush" not in case.decay), 3)
+    return in_every_mode((case for case in found if "flush" not in case.decay), chunk=3)
 
 
 def packings(dtype: torch.dtype) -> Iterator[law.Row]:
     """Empty sequences at every place, sequences of one token, and in chunks 100 sequences of random length."""
-    yield from in_every_mode(case for shape in ("packed_ends", "packed_tokens") for case in few(dtype, shape))
+    yield from in_every_mode(few(dtype, "packed_ends"), few(dtype, "packed_tokens"))
     yield from (law.Row(case) for case in few(dtype, "packed_many") if "channel" in case.decay)
 
 
 SPECIAL_ROWS: dict[str, Callable[[torch.dtype], Iterable[law.Row]]] = {
     "plain": lambda x: (*in_every_mode(few(x)), *in_steps(few(x, "steps"))),
     "packings": packings,
-    "small": lambda x: in_every_mode(few(x, "small"), 3),
-    "small_packed": lambda x: in_every_mode(few(x, "small_packed"), 3),
+    "small": lambda x: in_every_mode(few(x, "small"), chunk=3),
+    "small_packed": lambda x: in_every_mode(few(x, "small_packed"), chunk=3),
     "smooth": lambda x: smooth(case for shape in ("small", "small_packed") for case in few(x, shape)),
     "smooth_product": lambda x: smooth(
         (

@@ -64,10 +64,8 @@ def whole_decay(s: Sample) -> Tensor:
 # A decay per head would act in the padding too.
 @law(
     over=lambda: in_every_mode(
-        [
-            *(case for shape in ("plain", "grouped") for case in few(shape=shape) if case.decay != "head"),
-            Case("additive", normalize=True),
-        ]
+        (case for shape in ("plain", "grouped") for case in few(shape=shape) if case.decay != "head"),
+        [Case("additive", normalize=True)],
     )
 )
 def padding_changes_nothing(run: Run, row: Row) -> None:
@@ -122,7 +120,7 @@ def gates_may_be_wider(run: Run, row: Row) -> None:
 def bidirectional() -> Iterator[Row]:
     found = [c for c in cases() if not prototype(c.write).reads_back and not c.bonus and "flush" not in c.decay]
     low = [replace(c, dtype=torch.bfloat16) for c in found if c.decay in ("none", "channel")]
-    return (row for row in in_every_mode([*found, *low]) if row.mode != "recurrent")
+    return (row for row in in_every_mode(found, low) if row.mode != "recurrent")
 
 
 @law(over=bidirectional)
@@ -183,7 +181,7 @@ def swept() -> Iterator[Row]:
     """Both kinds of decay and of rule over all sizes; in chunks of 64 where there are as many tokens."""
     for shape, size in SWEEP.items():
         for write, decay in (("additive", "channel"), ("delta", "token")):
-            yield from in_every_mode([Case(write, decay, shape, torch.float32)], 64 if size.T > 33 else 16)
+            yield from in_every_mode([Case(write, decay, shape, torch.float32)], chunk=64 if size.T > 33 else 16)
 
 
 @law(over=swept)

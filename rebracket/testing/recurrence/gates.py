@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rebracket.testing.budgets import check, check_all, error
 from rebracket.testing.law import Row, Run, law, results, values
-from rebracket.testing.operators.recurrence import Case, Sample, draw, each_of, in_every_mode, write_names
+from rebracket.testing.operators.recurrence import Case, Sample, each_of, in_every_mode, write_names
 
 GATES = (-1e4, -1e6, -1e30, -torch.inf)
 PLACE = 19
@@ -19,11 +21,11 @@ PLACE = 19
 
 @law(
     over=lambda: in_every_mode(
+        each_of(write_names(), ("token", "channel"), dtypes=(torch.float32,)),
         [
-            *each_of(write_names(), ("token", "channel"), dtypes=(torch.float32,)),
             Case("additive", "token", dtype=torch.float32, normalize=True),
             Case("additive", "channel", dtype=torch.float32, bonus=True),
-        ]
+        ],
     )
 )
 def strong_gate_costs_nothing(run: Run, row: Row) -> None:
@@ -42,52 +44,51 @@ def errors(run: Run, row: Row, gate: float) -> dict[str, float]:
     own = found["grad log_decay"][:, PLACE, ..., ::2]
     if gate < 0 and bool(own.any()):
         raise AssertionError(f"gate {gate}: gradient {float(own.abs().amax()):.2e} of log_decay, expected 0")
-    return {name: error(x, gated_exactly(row.case, gate)[name]) for name, x in found.items()}
+    return {name: error(x, exactly(gated, row.case, gate)[name]) for name, x in found.items()}
 
 
 @functools.cache
-def gated_exactly(case: Case, gate: float) -> dict[str, Tensor]:
-    return results(Sample.define, gated(case, gate).to(torch.float64))
+def exactly(build: Callable[..., Sample], case: Case, *gates: float) -> dict[str, Tensor]:
+    """The results of the token loop in float64 on a sample, computed once for all modes."""
+    return results(Sample.define, build(case, *gates).to(torch.float64))
 
 
 def gated(case: Case, gate: float) -> Sample:
     """The sample of a case with one strong gate in every other head, or channel."""
-    s = draw(case)
+    return with_gate(case.draw(), (slice(None), PLACE, ..., slice(None, None, 2)), gate)
+
+
+def with_gate(s: Sample, place: slice | tuple[Any, ...], gate: float) -> Sample:
     assert s.log_decay is not None
     log_decay = s.log_decay.clone()
-    log_decay[:, PLACE, ..., ::2] = gate
+    log_decay[place] = gate
     return replace(s, log_decay=log_decay)
 
 
 @law(
     over=lambda: in_every_mode(
-        [*each_of(write_names(), ("token", "channel")), Case("additive", "token", normalize=True)]
+        each_of(write_names(), ("token", "channel")), [Case("additive", "token", normalize=True)]
     )
 )
 def reset_is_two_runs(run: Run, row: Row) -> None:
     """log_decay = -inf erases: what follows is a run of its own."""
     s = row.case.draw()
-    assert s.log_decay is not None
-    log_decay = s.log_decay.clone()
-    log_decay[:, PLACE] = -torch.inf
-    whole = run(replace(s, log_decay=log_decay), row)
+    whole = run(with_gate(s, (slice(None), PLACE), -torch.inf), row)
     alone = run(replace(s.tokens(PLACE, s.T), state=None), row)
     check_all(values((whole[0][:, PLACE:], whole[1])), values(alone), row.dtype)
 
 
 @law(
     over=lambda: in_every_mode(
-        [
-            *each_of(write_names(), ("token", "channel"), dtypes=(torch.float32,)),
-            *each_of(("additive", "delta"), ("token",), dtypes=(torch.bfloat16, torch.float16)),
-        ]
+        each_of(write_names(), ("token", "channel"), dtypes=(torch.float32,)),
+        each_of(("additive", "delta"), ("token",), dtypes=(torch.bfloat16, torch.float16)),
     )
 )
 def strong_gates_are_finite(run: Run, row: Row) -> None:
     """Every gate -50, -88 or -inf, or the first -88 and the rest 0: finite, exact, gradients too."""
     for first, rest in STRONG:
         found = results(lambda x: run(x, row), strong(row.case, first, rest))
-        check_all(found, strong_exactly(row.case, first, rest), row.dtype, f"gates {first}, {rest}, ...:")
+        check_all(found, exactly(strong, row.case, first, rest), row.dtype, f"gates {first}, {rest}, ...:")
 
 
 STRONG = ((-50.0, -50.0), (-88.0, -88.0), (-104.0, -104.0), (-torch.inf, -torch.inf), (-88.0, 0.0))
@@ -95,16 +96,7 @@ STRONG = ((-50.0, -50.0), (-88.0, -88.0), (-104.0, -104.0), (-torch.inf, -torch.
 
 
 def strong(case: Case, first: float, rest: float) -> Sample:
-    s = draw(case)
-    assert s.log_decay is not None
-    log_decay = torch.full_like(s.log_decay, rest)
-    log_decay[:, 0] = first
-    return replace(s, log_decay=log_decay)
-
-
-@functools.cache
-def strong_exactly(case: Case, first: float, rest: float) -> dict[str, Tensor]:
-    return results(Sample.define, strong(case, first, rest).to(torch.float64))
+    return with_gate(with_gate(case.draw(), slice(None), rest), (slice(None), 0), first)
 
 
 @law(
@@ -118,7 +110,7 @@ def strong_exactly(case: Case, first: float, rest: float) -> dict[str, Tensor]:
 def weak_gates_keep_their_effect(run: Run, row: Row) -> None:
     """Gates of -1e-12 (float64) and -1e-5 (float32) over 4,096 tokens take away exp of their sum, to 1 %."""
     gate = -1e-12 if row.dtype == torch.float64 else -1e-5
-    s = quiet_after_first(draw(row.case), gate)
+    s = quiet_after_first(row.case.draw(), gate)
     found = run(s, row)
     gone = -torch.expm1(torch.tensor(gate * (s.T - 1), dtype=torch.float64))
     whole = s.k[:, 0, :, :, None].double() * written(s)[:, 0, :, None, :].double()

@@ -48,7 +48,11 @@ CONDITION = 32
 """What beta = 2 and keys a little longer than 1 make of an error: the states themselves grow twentyfold in a chunk."""
 
 
-@law(over=lambda: in_every_mode(each_of(("delta",), ("none", "token"), ("T70",), (torch.float32, torch.bfloat16)), 64))
+@law(
+    over=lambda: in_every_mode(
+        each_of(("delta",), ("none", "token"), ("T70",), (torch.float32, torch.bfloat16)), chunk=64
+    )
+)
 def repeated_keys_stay_in_budget(run: Run, row: Row) -> None:
     """One unit key again and again, or nearly parallel ones, with beta 1 and 2: finite and exact, gradients too."""
     s = row.case.draw()

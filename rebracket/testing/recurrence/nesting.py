@@ -33,11 +33,8 @@ from rebracket.testing.operators.recurrence import (
 
 @law(
     over=lambda: in_every_mode(
-        [
-            *each_of(write_names(), ("none", "head", "token"), ("plain", "packed")),
-            Case("additive", "head", bonus=True),
-            Case("additive", "token", normalize=True),
-        ]
+        each_of(write_names(), ("none", "head", "token"), ("plain", "packed")),
+        [Case("additive", "head", bonus=True), Case("additive", "token", normalize=True)],
     )
 )
 def decays_nest(run: Run, row: Row) -> None:

@@ -11,9 +11,10 @@ from rebracket.ops.state import State
 from rebracket.testing.budgets import check, check_all, error
 from rebracket.testing.general import collect, same_bits
 from rebracket.testing.law import Row, Run, each, law, values
-from rebracket.testing.operators.recurrence import STEPS, Case, few, in_steps
+from rebracket.testing.operators.recurrence import LOW, STEPS, Case, few, in_steps
 
 FLOAT64_AND_32 = (torch.float64, torch.float32)
+DTYPES = (torch.float64, *LOW)
 
 
 def stepped() -> Iterator[Row]:
@@ -28,7 +29,7 @@ def step_is_one_token(run: Run, row: Row) -> None:
     check_all(collect(lambda x: run(x, row), s, short), whole, row.dtype)
 
 
-@law(over=lambda: (row for row in stepped() if row.mode == "stepper"))
+@law(over=lambda: (Row(case, "stepper", None) for dtype in DTYPES for case in few(dtype, "steps")))
 def a_prepared_step_is_a_step(run: Run, row: Row) -> None:
     """What a `Stepper` gives is bitwise what `step` gives."""
     s = row.case.draw()
