@@ -12,7 +12,7 @@ from rebracket.base.resources import (
     forget_peak,
     most_nbytes,
     noted,
-    peak_tensor_nbytes,
+    peak_nbytes,
     resident_nbytes,
 )
 
@@ -25,13 +25,13 @@ SIZE = 1 << 26
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak can be forgotten on Linux only")
 def test_a_peak_is_seen_and_forgotten():
     forget_peak()
-    before = peak_tensor_nbytes()
+    before = peak_nbytes()
     held = torch.ones(SIZE // 4)
     assert resident_nbytes() - before > 0.9 * SIZE
     del held
-    assert peak_tensor_nbytes() - before > 0.9 * SIZE
+    assert peak_nbytes() - before > 0.9 * SIZE
     forget_peak()
-    assert peak_tensor_nbytes() - before < 0.5 * SIZE
+    assert peak_nbytes() - before < 0.5 * SIZE
 
 
 def test_elsewhere_the_peak_of_the_process_is_told():
