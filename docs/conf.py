@@ -4,8 +4,12 @@ import importlib
 import importlib.metadata
 import pkgutil
 import re
+from typing import TYPE_CHECKING
 
-from sphinx.application import Sphinx
+from rebracket import lab
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "Rebracket"
 author = "The Rebracket authors"
@@ -29,6 +33,7 @@ napoleon_custom_sections = [("Cost", "notes"), ("Source", "references")]
 SECTION = re.compile(r"\s*(Args|Returns|Raises|Yields|Example|Examples|Cost|Source|Attributes):\s*$")
 SIGN = re.compile(r"[*|\\]|(?<=\w)_(?!\w)")
 EVERY = re.compile(r"^<!-- every module of (\S+) -->$", re.MULTILINE)
+CLAIM = re.compile(r"^<!-- claim of (\w+) -->$", re.MULTILINE)
 
 
 def escape(line: str) -> str:
@@ -58,7 +63,7 @@ def typeset(lines: list[str]) -> list[str]:
     return done
 
 
-def plain_text(app: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
+def plain_text(app: "Sphinx", kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Reads a docstring as plain text, before its sections are read."""
     first = next((i for i, line in enumerate(lines) if SECTION.match(line)), len(lines))
     lines[:] = [*typeset(lines[:first]), *sections(lines[first:])]
@@ -74,9 +79,20 @@ def sections(lines: list[str]) -> list[str]:
     return done
 
 
-def every_module(app: Sphinx, docname: str, source: list[str]) -> None:
+def every_module(app: "Sphinx", docname: str, source: list[str]) -> None:
     """Fills in the modules of an open folder, so that a new file is documented by being there."""
     source[0] = EVERY.sub(lambda match: "\n".join(map(module_block, module_names(match[1]))), source[0])
+
+
+def quoted_claims(app: "Sphinx", docname: str, source: list[str]) -> None:
+    """Quotes the question and the claim of an experiment from its class."""
+    source[0] = CLAIM.sub(lambda match: quotation(match[1]), source[0])
+
+
+def quotation(name: str) -> str:
+    experiment = lab.load(name)
+    claim = re.sub(r"([][*_`\\<>{}^#|~])", r"\\\1", experiment.claim)
+    return f"**{experiment.question}**\n\n> {claim}"
 
 
 def module_names(folder: str) -> list[str]:
@@ -89,8 +105,9 @@ def module_block(name: str) -> str:
     return f"## {title}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n"
 
 
-def setup(app: Sphinx) -> None:
-    """Connects the two readers above."""
+def setup(app: "Sphinx") -> None:
+    """Connects the readers above."""
     # Before napoleon, which is connected at the usual priority.
     app.connect("autodoc-process-docstring", plain_text, priority=100)
     app.connect("source-read", every_module)
+    app.connect("source-read", quoted_claims)

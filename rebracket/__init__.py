@@ -1,8 +1,8 @@
 """Linear attention: one operator for the whole family, the same function in every mode, and a state you can hold."""
 
 import rebracket.backends  # noqa: F401  (registers the backends)
+from rebracket.ops.associative import AssociativeMemory
 from rebracket.ops.attention import explain, linear_attention, step
-from rebracket.ops.memory import AssociativeMemory
 from rebracket.ops.plan import Plan
 from rebracket.ops.segment import Segment, compose, scan
 from rebracket.ops.softmax import KeyValues, softmax_attention

@@ -37,6 +37,8 @@ OPEN = (
     "testing.operators",
     "nn.decays",
     "nn.presets",
+    "nn.writes",
+    "bench.cases",
     "bench.peers",
     "integrations",
     "lab",
@@ -47,7 +49,13 @@ FACADE = ("rebracket.ops", "rebracket.backends")
 
 CORE = {ROOT, "torch", "numpy", "safetensors"}
 # Further libraries and the corners that may import them: anywhere in a module, or only inside functions.
-EAGER = {"click": ("cli",), "rich": ("cli",), "triton": ("backends.triton",), "typer": ("cli",)}
+EAGER = {
+    "click": ("cli",),
+    "jinja2": ("lab.base.page",),
+    "rich": ("cli",),
+    "triton": ("backends.triton",),
+    "typer": ("cli",),
+}
 LAZY = {
     "fast_transformers": ("bench.peers",),
     "fastapi": ("serve",),
@@ -61,7 +69,7 @@ LAZY = {
     "pydantic": ("serve",),
     "pytest": ("testing",),
     "ray": ("lab.base.cluster",),
-    "rich": ("bench", "train", "lab", "serve"),
+    "rich": ("base.progress", "bench", "lab", "serve"),
     "sse_starlette": ("serve",),
     "starlette": ("serve",),
     "tensorboard": ("train",),
@@ -156,7 +164,7 @@ def upward(found: Import) -> str | None:
 
 def sibling(found: Import) -> str | None:
     for folder in (f"{ROOT}.{name}" for name in OPEN):
-        if not within(found.target, folder) or found.target in (folder, f"{folder}.base"):
+        if not within(found.target, folder) or found.target == folder or within(found.target, f"{folder}.base"):
             continue
         if found.module == folder:
             return f"{folder} names one of its own members; the file name is the registration"
@@ -249,6 +257,11 @@ CLEAN = {
     "rebracket.features.exp": "from rebracket.features.base import FeatureMap",
     "rebracket.features.relu": "from rebracket.features import base",
     "rebracket.testing": "import rebracket as rb",
+    "rebracket.lab": "from rebracket.lab.base.experiment import Experiment",
+    "rebracket.lab.base": "",
+    "rebracket.lab.base.experiment": "from rebracket.lab.base import verdict",
+    "rebracket.lab.base.verdict": "",
+    "rebracket.lab.recall": "from rebracket.lab.base.experiment import Experiment",
     "rebracket.nn": "",
     "rebracket.nn.presets": "",
     "rebracket.nn.presets.gla": "from rebracket.nn import attention",
@@ -285,6 +298,8 @@ FAULTS = {
     "a map uses another": ("features.exp", "from rebracket.features import relu", "sibling"),
     "a preset uses another": ("nn.presets.gla", "import rebracket.nn.presets.kda", "sibling"),
     "a peer uses another": ("bench.peers.jax_scan", "import rebracket.bench.peers.fla_naive", "sibling"),
+    "an experiment uses another": ("lab.state", "from rebracket.lab.recall import Recall", "sibling"),
+    "what they share uses one": ("lab.base.verdict", "from rebracket.lab import recall", "sibling"),
     "a verb uses another": ("cli.modes", "def f():\n    from rebracket.cli import train", "sibling"),
     "fast imports reference": ("backends.cpu", "from rebracket.backends.reference import definition", "sibling"),
     "kernel imports reference": ("backends.triton.forward", "import rebracket.backends.reference", "sibling"),

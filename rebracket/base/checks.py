@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import isfinite
 
 
 def whole(name: str, value: object, least: int = 1, most: int | None = None) -> int:
@@ -29,10 +30,29 @@ def number(name: str, value: object, above: float, most: float = float("inf")) -
     return value
 
 
+def within(name: str, value: object, least: float, most: float = float("inf")) -> float:
+    """A finite number in a closed range."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not (isfinite(value) and least <= value <= most)
+    ):
+        wanted = f"of at least {least}" if most == float("inf") else f"in [{least}, {most}]"
+        raise ValueError(f"{name} must be a number {wanted}, got {value!r}")
+    return value
+
+
 def truth(name: str, value: object) -> bool:
     """True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """Text, which may be empty."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, got {value!r}")
     return value
 
 

@@ -89,6 +89,6 @@ def nearest(name: str, known: Collection[str]) -> str:
         >>> "'peer' is unknown" + nearest("peer", ["apple", "pear"])
         "'peer' is unknown, did you mean 'pear'?; known are apple, pear"
     """
-    found = difflib.get_close_matches(name, known, n=1)
+    found = difflib.get_close_matches(str(name), known, n=1)
     meant = f", did you mean {found[0]!r}?" if found else ""
     return f"{meant}; known are {', '.join(known) or 'none'}"

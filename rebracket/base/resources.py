@@ -64,10 +64,11 @@ def noted(name: str) -> int:
 @final
 @dataclass(frozen=True, eq=False)
 class FirstCall:
-    """The first call of something: what it made, its seconds, and the most bytes that it added to the process."""
+    """The first call of something: what it made, its wall and CPU seconds, and the most bytes that it added."""
 
     made: object
     seconds: float
+    cpu_seconds: float
     nbytes: int
 
 
@@ -79,10 +80,10 @@ def first_call(call: Callable[[], object]) -> FirstCall:
     """
     give_back()
     forget_peak()
-    before, begun = resident_nbytes(), time.perf_counter()
+    before, begun, used = resident_nbytes(), time.perf_counter(), time.process_time()
     made = call()
-    seconds = time.perf_counter() - begun
-    return FirstCall(made, seconds, max(peak_nbytes() - before, 0))
+    used, seconds = time.process_time() - used, time.perf_counter() - begun
+    return FirstCall(made, seconds, used, max(peak_nbytes() - before, 0))
 
 
 def give_back() -> None:

@@ -1,4 +1,4 @@
-"""Time: samples of many calls taken in turns, so that whatever else the machine does falls on all of them alike."""
+"""Time: samples of several calls taken in turns, so that whatever else the machine does affects all of them alike."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from typing import final
 import torch
 
 SAMPLE = 0.01
-"""Seconds that a sample takes at least: a shorter call is repeated within it."""
+"""CPU seconds that a sample takes at least: a shorter call is repeated within it."""
+WAITING = 4
+"""How much longer a sample may take at most for this, when other processes run or the call waits."""
 LONG = 0.1
 """Seconds of a first call from which on the later ones need no repeating within a sample."""
 FEWEST = 3
 LOOK = 0.1
+QUIET = 0.2
+"""Cores that other processes may use on a quiet machine."""
 STAT = Path("/proc/stat")
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -29,6 +33,11 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 class Timing:
     """Seconds a call, once for each sample.
 
+    Args:
+        samples: with torch on one thread the CPU seconds of the process, in which other processes do not count; on
+            more threads, which wait for each other, wall time.
+        wall: wall time of the same samples.
+
     Example:
         >>> timing = Timing((3.0, 1.0, 2.0, 5.0, 4.0))
         >>> timing.low, timing.median, timing.high
@@ -36,6 +45,13 @@ class Timing:
     """
 
     samples: tuple[float, ...]
+    wall: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, *samples: tuple[float, float]) -> Timing:
+        """That of samples in wall and CPU seconds, on as many threads as torch has now."""
+        wall, cpu = zip(*samples, strict=True)
+        return cls(cpu if torch.get_num_threads() == 1 else wall, wall)
 
     @property
     def median(self) -> float:
@@ -44,94 +60,90 @@ class Timing:
     @property
     def low(self) -> float:
         """The first quartile."""
-        return self._quartile(0)
+        return self._quartiles[0]
 
     @property
     def high(self) -> float:
         """The third quartile."""
-        return self._quartile(2)
+        return self._quartiles[2]
 
     @property
     def spread(self) -> float:
         """Half the distance of the quartiles, as a fraction of the median."""
         return (self.high - self.low) / 2 / self.median
 
-    def _quartile(self, index: int) -> float:
-        if len(self.samples) == 1:
-            return self.samples[0]
-        return statistics.quantiles(self.samples, n=4, method="inclusive")[index]
+    @property
+    def _quartiles(self) -> list[float]:
+        return statistics.quantiles(self.samples * 2 if len(self.samples) == 1 else self.samples, method="inclusive")
 
 
 @final
-@dataclass(frozen=True)
-class Pace:
-    """How long to measure: at most `rounds` samples of each, as many as fit into `seconds` but a few at least.
+class Budget:
+    """The time for some measurements: each gets its share of what is left when it begins.
 
     Args:
         rounds: most samples of each call.
-        seconds: for all samples together.
+        seconds: for all measurements; half of a share is for samples, half for preparing and checking.
         quiet: seconds to wait before a round for other processes to leave the cores alone; 0 does not wait.
+        measurements: how many there are.
     """
 
-    rounds: int
-    seconds: float
-    quiet: float = 0.0
+    def __init__(self, rounds: int, seconds: float, quiet: float = 0.0, measurements: int = 1) -> None:
+        self.rounds, self.quiet = rounds, quiet
+        self._ends, self._left = time.perf_counter() + seconds, measurements
+
+    def share(self) -> float:
+        """Seconds for the samples of the next measurement."""
+        share = max(self._ends - time.perf_counter(), 0.0) / max(self._left, 1) / 2
+        self._left -= 1
+        return share
 
 
-@final
-@dataclass(frozen=True)
-class Laps:
-    """What a measurement found.
-
-    Args:
-        timings: of each call by its name.
-        others: cores that other processes kept busy meanwhile, on average; None where the system does not tell.
-    """
-
-    timings: Mapping[str, Timing]
-    others: float | None
-
-
-def sample(call: Callable[[], object], repeats: int) -> float:
-    """Seconds a call, over several."""
-    begun = time.perf_counter()
+def sample(call: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Wall and CPU seconds a call, over several."""
+    begun, used = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - begun) / repeats
+    used = time.process_time() - used
+    return (time.perf_counter() - begun) / repeats, used / repeats
 
 
-def enough(call: Callable[[], object], took: float) -> int:
+def repeats_of(call: Callable[[], object], took: float) -> int:
     """Calls that take as long as a sample, the first one having taken `took` seconds."""
     repeats = 1
-    if took >= LONG:
-        return repeats
-    while sample(call, repeats) * repeats < SAMPLE:
+    while took < LONG:
+        wall, cpu = sample(call, repeats)
+        if cpu * repeats >= SAMPLE or wall * repeats >= WAITING * SAMPLE:
+            break
         repeats *= 2
     return repeats
 
 
-def laps(calls: Mapping[str, Callable[[], object]], pace: Pace, took: Mapping[str, float] = NOTHING) -> Laps:
+def measure(
+    calls: Mapping[str, Callable[[], object]], budget: Budget, took: Mapping[str, float] = NOTHING
+) -> tuple[dict[str, Timing], float | None]:
     """Times calls in turns, after a few that tell how often to repeat them within a sample.
 
     Args:
         calls: by name.
-        pace: how long.
+        budget: at most its rounds, as many as fit into its next share, but a few at least.
         took: seconds of the first call, where there was one.
 
     Returns:
-        A timing for each.
+        The timing of each call by its name, and the cores that other processes kept busy meanwhile, on average; None
+        where the system does not tell.
     """
-    repeats = {name: enough(call, took.get(name, 0.0)) for name, call in calls.items()}
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    crowd, ends = Crowd(), time.perf_counter() + pace.seconds
-    for turn in range(max(pace.rounds, 1)):
+    repeats = {name: repeats_of(call, took.get(name, 0.0)) for name, call in calls.items()}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    others, ends = OtherProcesses(), time.perf_counter() + budget.share()
+    for turn in range(max(budget.rounds, 1)):
         if turn >= FEWEST and time.perf_counter() > ends:
             break
-        wait_for_quiet(pace.quiet)
-        with crowd.watching():
+        wait_for_quiet(budget.quiet)
+        with others.watched():
             for name, call in calls.items():
                 taken[name].append(sample(call, repeats[name]))
-    return Laps({name: Timing(tuple(samples)) for name, samples in taken.items()}, crowd.others)
+    return {name: Timing.of(*samples) for name, samples in taken.items()}, others.cores
 
 
 @contextmanager
@@ -146,18 +158,19 @@ def threads(count: int) -> Iterator[None]:
 
 
 @final
-class Crowd:
+class OtherProcesses:
     """Counts the cores that other processes keep busy."""
 
     def __init__(self) -> None:
         self._busy = self._wall = 0.0
 
     @property
-    def others(self) -> float | None:
+    def cores(self) -> float | None:
+        """On average over what was watched."""
         return max(self._busy, 0.0) / self._wall if self._wall and STAT.exists() else None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         """While this lasts."""
         busy, wall = busy_seconds() - time.process_time(), time.perf_counter()
         yield
@@ -174,11 +187,11 @@ def busy_seconds() -> float:
 
 
 def wait_for_quiet(seconds: float) -> None:
-    """Waits until other processes use less than a fifth of a core, but no longer than so many seconds."""
+    """Waits until other processes leave the cores alone, but no longer than so many seconds."""
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends:
-        crowd = Crowd()
-        with crowd.watching():
+        others = OtherProcesses()
+        with others.watched():
             time.sleep(LOOK)
-        if (crowd.others or 0.0) < 0.2:
+        if (others.cores or 0.0) < QUIET:
             return

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from rebracket.bench.cases import SOFTMAX, Mode, Rule
-from rebracket.bench.race import Row
+from rebracket.bench.benchmark import Row
+from rebracket.bench.case import Mode
+
+SOFTMAX = "softmax"
 
 
 @final
@@ -16,7 +18,8 @@ from rebracket.bench.race import Row
 class Line:
     """Median seconds of a rule by T, in one mode on one thread count."""
 
-    rule: Rule
+    rule: str
+    title: str
     mode: Mode
     threads: int
     seconds: Mapping[int, float]
@@ -24,18 +27,18 @@ class Line:
 
 def lines(rows: Iterable[Row]) -> list[Line]:
     """The lines that timed rows of a sweep make."""
-    found: dict[tuple[Rule, Mode, int], dict[int, float]] = {}
+    found: dict[tuple[str, str, Mode, int], dict[int, float]] = {}
     for row in rows:
         if row.timing is not None and row.status == "timed":
-            points = found.setdefault((row.case.rule, row.case.mode, row.threads), {})
-            points[row.case.shape.T] = row.timing.median
+            points = found.setdefault((row.case.name, row.case.title, row.case.mode, row.threads), {})
+            points[row.case.shape[1]] = row.timing.median
     return [Line(*of, seconds) for of, seconds in found.items()]
 
 
-def softmax_of(found: Iterable[Line], line: Line) -> Line | None:
-    """The line of softmax in the mode and on the threads of another."""
-    beside = (other for other in found if other.mode == line.mode and other.threads == line.threads)
-    return next((other for other in beside if other.rule is SOFTMAX), None)
+def softmax_of(found: Iterable[Line], line: Line) -> Mapping[int, float]:
+    """The seconds of softmax by T in the mode of a line, on as many threads; none where it was not timed."""
+    beside = (x.seconds for x in found if (x.rule, x.mode, x.threads) == (SOFTMAX, line.mode, line.threads))
+    return next(beside, {})
 
 
 def crossover(seconds: Mapping[int, float], softmax: Mapping[int, float]) -> float | None:

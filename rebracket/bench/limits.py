@@ -10,8 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.bench.cases import Case
-from rebracket.bench.clock import Pace, Timing, laps, threads
+from rebracket.bench.case import Case
+from rebracket.bench.clock import Budget, Timing, measure, threads
 
 PRODUCT, SCALING = "torch.mm", "state * number"
 SIDE = 1024
@@ -38,57 +38,36 @@ class Limits:
     copy: float
     cache: float
 
-    def seconds(self, case: Case, rate: float | None = None) -> float:
-        """The least that a case can take: its operations at the rate of float32, its bytes at that of a copy.
 
-        Args:
-            case: to bound.
-            rate: operations a second, measured beside the case.
-        """
-        return max(case.operations / (rate or self.float32), case.nbytes / self.copy)
-
-
-def measure(count: int, pace: Pace) -> Limits:
+def measure_limits(count: int, budget: Budget) -> Limits:
     """Takes the rates in turns."""
+    sources = {"copy": torch.ones(LARGE), "cache": torch.ones(SMALL)}
+    copies = {name: partial(torch.empty_like(x).copy_, x) for name, x in sources.items()}
+    products = {"float32": product(torch.float32), "bfloat16": product(torch.bfloat16)}
+    amounts = dict.fromkeys(products, 2 * SIDE**3) | {"copy": 8 * LARGE, "cache": 8 * SMALL}
     with threads(count), torch.no_grad():
-        found = laps({**products(), **copies()}, pace).timings
-    return Limits(
-        count,
-        float32=rate(2 * SIDE**3, found["float32"]),
-        bfloat16=rate(2 * SIDE**3, found["bfloat16"]),
-        copy=rate(8 * LARGE, found["copy"]),
-        cache=rate(8 * SMALL, found["cache"]),
-    )
+        found, _ = measure({**products, **copies}, budget)
+    return Limits(count, *(amount / found[name].median for name, amount in amounts.items()))
 
 
-def rate(amount: float, timing: Timing) -> float:
-    return amount / timing.median
-
-
-def product(dtype: torch.dtype = torch.float32) -> Callable[[], Tensor]:
+def product(dtype: torch.dtype) -> Callable[[], Tensor]:
     """One torch.mm of square matrices."""
     a, b, c = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(3))
     return partial(torch.mm, a, b, out=c)
 
 
-def products() -> dict[str, Callable[[], Tensor]]:
-    return {"float32": product(), "bfloat16": product(torch.bfloat16)}
-
-
-def copies() -> dict[str, Callable[[], Tensor]]:
-    sources = {"copy": torch.ones(LARGE), "cache": torch.ones(SMALL)}
-    return {name: partial(torch.empty_like(x).copy_, x) for name, x in sources.items()}
-
-
 def yardstick(case: Case) -> tuple[str, Callable[[], Tensor]]:
     """What is timed beside a case to measure it by: a product of matrices, in decode a pass over its state."""
     if case.mode == "decode":
-        shape = case.shape
-        state = torch.ones(shape.B, shape.H, shape.D, shape.D + case.rule.normalizes)
-        return SCALING, partial(state.mul_, 1.0)
-    return PRODUCT, product()
+        return SCALING, partial(torch.ones(case.work.state_nbytes // 4).mul_, 1.0)
+    return PRODUCT, product(torch.float32)
 
 
 def least(case: Case, limits: Limits, beside: Timing) -> float:
-    """The seconds that a case is compared with, `beside` being the time of its yardstick."""
-    return beside.median if case.mode == "decode" else limits.seconds(case, rate(2 * SIDE**3, beside))
+    """The seconds that a case is compared with, `beside` being the time of its yardstick.
+
+    Over a sequence its operations at the rate of the product, or its bytes at that of a copy where that takes longer.
+    """
+    if case.mode == "decode":
+        return beside.median
+    return max(case.work.operations / (2 * SIDE**3 / beside.median), case.work.nbytes / limits.copy)

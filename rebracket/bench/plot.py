@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rebracket.base.files import replacing
-from rebracket.bench.cases import SOFTMAX
-from rebracket.bench.crossover import Line, crossover, lines, softmax_of
-from rebracket.bench.grid import TITLES
-from rebracket.bench.program import SWEPT, Outcome
+from rebracket.bench.case import TITLES
+from rebracket.bench.crossover import SOFTMAX, Line, crossover, lines, softmax_of
+from rebracket.bench.suite import CHANNELS, HEADS, SuiteResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 COLORS = ("tab:blue", "tab:cyan", "tab:green", "tab:orange", "tab:red", "tab:purple")
 
 
-def picture(outcome: Outcome, path: Path) -> bool:
+def picture(result: SuiteResult, path: Path) -> bool:
     """Draws the sweep on its first thread count as SVG; False where there is none, or no matplotlib."""
-    found = [line for line in lines(outcome.sweep) if line.threads == outcome.limits[0].threads]
+    found = [line for line in lines(result.sweep) if line.threads == result.limits[0].threads]
     try:
         import matplotlib
     except ImportError:
@@ -42,7 +41,7 @@ def draw(found: Sequence[Line], path: Path) -> None:
     for place, mode in enumerate(modes):
         axes = figure.add_subplot(1, len(modes), place + 1)
         panel([line for line in found if line.mode == mode], axes)
-        axes.set(title=f"{TITLES[mode]}, {SWEPT.H} heads of {SWEPT.D}", xlabel="T, tokens", ylabel="milliseconds")
+        axes.set(title=f"{TITLES[mode]}, {HEADS} heads of {CHANNELS}", xlabel="T, tokens", ylabel="milliseconds")
     with replacing(path) as beside:
         FigureCanvasSVG(figure).print_svg(str(beside), metadata={"Date": None})
 
@@ -55,10 +54,9 @@ def panel(found: Sequence[Line], axes: Axes) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     colors = iter(COLORS)
     for line in found:
-        color = "black" if line.rule is SOFTMAX else next(colors, "0.5")
-        softmax = None if line.rule is SOFTMAX else softmax_of(found, line)
-        at = None if softmax is None else crossover(line.seconds, softmax.seconds)
-        label = f"{line.rule.title}, from T = {at:,.0f}" if at else line.rule.title
+        color = "black" if line.rule == SOFTMAX else next(colors, "0.5")
+        at = crossover(line.seconds, softmax_of(found, line))
+        label = f"{line.title}, from T = {at:,.0f}" if at else line.title
         axes.plot(list(line.seconds), [1e3 * x for x in line.seconds.values()], color=color, label=label)
         if at:
             axes.plot(at, 1e3 * between(line.seconds, at), "o", color=color, markerfacecolor="white")

@@ -1,31 +1,37 @@
 """The command `rebracket`: one file per verb, found by its name.
 
 A verb is a module of this folder with a function `command`, whose signature and docstring Typer reads, or with a Typer
-of several such functions under that name. It imports what it needs inside them, so that `rebracket --help` stays quick.
+of several such functions. It imports what it needs inside them, so that `rebracket --help` stays quick.
 """
 
 import importlib
 import io
 import os
 import pkgutil
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-# What bad input raises; anything else is a fault of the program and shows where.
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# What bad input raises; anything else is a fault of the program and shows its traceback.
 EXPECTED = (ValueError, TypeError, OSError, ArithmeticError)
 TRACEBACK = "REBRACKET_TRACEBACK"
+STOPPED = 130
+"""The exit code after Ctrl-C."""
+WIDTH = 180
+"""Of tables where there is no terminal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line; what is wrong with the input becomes one line on standard error and exit code 2.
+    """Runs the command line and exits; bad input becomes one line on standard error and exit code 2.
 
     Args:
         arguments: instead of those of the process.
-
-    Raises:
-        SystemExit: always, with the exit code.
     """
     replace_unencodable(sys.stdout)
     try:
@@ -38,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def replace_unencodable(stream: object) -> None:
-    """Lets a stream show a question mark for what its encoding has no character for, instead of failing there."""
+    """Lets a stream write a question mark for what its encoding lacks, instead of failing."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
 
@@ -55,16 +61,12 @@ def application() -> typer.Typer:
     )
     found.callback()(verb_needed)
     for verb in verbs():
-        add(found, verb.replace("_", "-"), importlib.import_module(f"{__name__}.{verb}").command)
+        command, name = importlib.import_module(f"{__name__}.{verb}").command, verb.replace("_", "-")
+        if isinstance(command, typer.Typer):
+            found.add_typer(command, name=name)
+        else:
+            found.command(name)(command)
     return found
-
-
-def add(found: typer.Typer, name: str, command: Callable[..., None] | typer.Typer) -> None:
-    """One verb, which has verbs of its own if it is a Typer."""
-    if isinstance(command, typer.Typer):
-        found.add_typer(command, name=name)
-    else:
-        found.command(name)(command)
 
 
 def verbs() -> list[str]:
@@ -73,7 +75,20 @@ def verbs() -> list[str]:
 
 
 def verb_needed() -> None:
-    """Keeps the verb in the command line even while there is only one."""
+    """Makes Typer ask for a verb even if there is only one."""
+
+
+def stop(text: str) -> NoReturn:
+    """Says that the command was stopped and how to resume, and ends with the exit code of Ctrl-C."""
+    sys.stdout.write(f"{text}; to resume: {shlex.join(['rebracket', *sys.argv[1:]])}\n")
+    raise typer.Exit(STOPPED)
+
+
+def show(table: "Table") -> None:
+    """A table on standard output."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table, markup=False)
 
 
 def one_line(error: BaseException) -> str:

@@ -11,28 +11,32 @@ from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
+from rebracket import cli
+
 if TYPE_CHECKING:
     from rebracket.lm import LanguageModel, Tokenizer
     from rebracket.lm.generation import Generation, Settings
     from rebracket.train.interrupt import Interrupt
 
 STDIN = "-"
-STOPPED = 130
 
 
 def command(
     model: Annotated[Path, typer.Argument(help="The folder of a model or of a run.", show_default=False)],
-    prompt: Annotated[list[str] | None, typer.Option(help="How a text begins; given again for a batch.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="The beginning of a text; may be given again, for a batch.")
+    ] = None,
     prompt_file: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="A file that is a prompt; '-' is standard input.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Most tokens for each text; 0 only reads the prompts.")] = 200,
     temperature: Annotated[
-        float | None, typer.Option(help="0: the likeliest token; 1: the model's own odds.  [default: 0.8]")
+        float | None, typer.Option(help="0: the likeliest token; 1: the model's distribution.  [default: 0.8]")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Choose among so many likeliest tokens.  [default: 0, all]")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from so many likeliest tokens.  [default: 0, all]")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Choose among the likeliest tokens that hold this share.  [default: 1]")
+        float | None,
+        typer.Option(help="Sample from the likeliest tokens with this share of the probability.  [default: 1]"),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of the first text; the n-th after it has seed + n.  [default: 0]")
@@ -41,77 +45,78 @@ def command(
     endless: Annotated[
         bool | None, typer.Option("--endless/--may-end", help="Whether a document never ends.  [default: may end]")
     ] = None,
-    state: Annotated[Path | None, typer.Option(metavar="FILE", help="Go on from what an earlier call saved.")] = None,
-    save_state: Annotated[Path | None, typer.Option(metavar="FILE", help="Save all that going on takes.")] = None,
+    state: Annotated[Path | None, typer.Option(metavar="FILE", help="Resume from what an earlier call saved.")] = None,
+    save_state: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the state, to resume from.")] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Show each prompt before its text.")] = False,
     report_every: Annotated[int, typer.Option(min=0, help="Tokens between reports of time and memory.")] = 0,
 ) -> None:
     """Continue texts with a model, from prompts or from a state that an earlier call saved.
 
-    Without a prompt and a state, what is piped in is the prompt.
+    Without a prompt and a state, standard input is the prompt if it is a pipe or a file.
 
-    With --state, what is not given is as in the earlier call, and several prompts may go on from one saved text.
-    Text goes to standard output, figures to standard error. Ctrl-C ends the texts, and saves the state if asked to.
+    With --state, options that are not given are those of the earlier call, and several prompts may follow one saved
+    text. Text goes to standard output, figures to standard error. Ctrl-C stops, and saves the state if asked to.
     """
     from rebracket.lm import load_model
     from rebracket.lm.generation import refuse_replacing
+    from rebracket.train.folder import model_folder
     from rebracket.train.interrupt import Interrupt
-    from rebracket.train.trained import model_folder
 
     if save_state is not None:
         refuse_replacing(save_state)
-    asked = Asked(temperature, top_k, top_p, seed, stop, endless)
+    options = Options(temperature, top_k, top_p, seed, None if stop is None else tuple(stop), endless)
     try:
         prompts = prompts_of(prompt or [], prompt_file or [], state)
-        texts = opened(*load_model(model_folder(model)), state, prompts, asked)
+        texts = open_texts(*load_model(model_folder(model)), state, prompts, options)
         pages = Pages(len(texts.rows))
         with Interrupt() as interrupt:
             meter = Meter(texts, report_every, interrupt)
-            absorb(texts, prompts, pages, meter, echo)
+            read(texts, prompts, pages, meter, echo)
             write(texts, tokens, pages, meter, interrupt)
             finish(texts, pages, save_state)
             meter.end()
     except KeyboardInterrupt as error:
         say(f"stopped; nothing was saved{'' if save_state is None else f' to {save_state}'}")
-        raise typer.Exit(STOPPED) from error
+        raise typer.Exit(cli.STOPPED) from error
     if interrupt.asked:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(cli.STOPPED)
 
 
 @final
 @dataclass(frozen=True)
-class Asked:
-    """What the command line says about how texts are continued; None leaves it as it was."""
+class Options:
+    """What the command line says of the settings; None leaves one as it was."""
 
     temperature: float | None
     top_k: int | None
     top_p: float | None
     seed: int | None
-    stop: Sequence[str] | None
+    stop: tuple[str, ...] | None
     endless: bool | None
 
     def over(self, before: "Settings") -> "Settings":
-        """The settings with what was asked for in them."""
-        named = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
-        sampler = replace(before.sampler, **{name: value for name, value in named.items() if value is not None})
-        sampler = sampler if self.top_k is None else replace(sampler, top_k=self.top_k or None)
-        stop = before.stop if self.stop is None else tuple(self.stop)
-        return replace(
-            before, sampler=sampler, stop=stop, endless=before.endless if self.endless is None else self.endless
-        )
+        """The settings with the options that were given."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        given |= {"top_k": given["top_k"] or None} if "top_k" in given else {}
+        settings = {name: given.pop(name) for name in ("stop", "endless") if name in given}
+        return replace(before, sampler=replace(before.sampler, **given), **settings)
 
 
 def prompts_of(prompt: Sequence[str], prompt_file: Sequence[str], state: Path | None) -> list[str]:
-    """The prompts that were given; with none and no state to go on from, the one that is piped in."""
+    """The prompts that were given; without any and without a state, the one on standard input."""
     if prompt or prompt_file or state is not None or not piped():
-        return [some(text, "--prompt") for text in prompt] + [some(text_of(name), name) for name in prompt_file]
+        named = [("--prompt", text) for text in prompt] + [(name, text_of(name)) for name in prompt_file]
+        for name, text in named:
+            if not text:
+                raise ValueError(f"{name}: this prompt is empty")
+        return [text for _, text in named]
     say("the prompt is read from standard input")
     text = text_of(STDIN)
     return [text] if text else []
 
 
 def piped() -> bool:
-    """Whether standard input is a pipe or a file; a terminal and the empty device are neither."""
+    """Whether standard input is a pipe or a file, and no terminal or empty device."""
     try:
         kind = os.fstat(0).st_mode
     except OSError:
@@ -120,29 +125,23 @@ def piped() -> bool:
 
 
 def text_of(name: str) -> str:
-    """The text in a file, bytes that are no UTF-8 included."""
+    """The text of a file, including bytes that are not UTF-8."""
     data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
     return data.decode("utf-8", "surrogateescape")
 
 
-def some(text: str, name: str) -> str:
-    if not text:
-        raise ValueError(f"{name}: this prompt is empty")
-    return text
-
-
-def opened(
-    model: "LanguageModel", tokenizer: "Tokenizer", state: Path | None, prompts: Sequence[str], asked: Asked
+def open_texts(
+    model: "LanguageModel", tokenizer: "Tokenizer", state: Path | None, prompts: Sequence[str], options: Options
 ) -> "Generation":
     """The texts to continue, one for each prompt."""
     from rebracket.lm.generation import Generation, Settings
 
     if state is None:
-        return Generation.begin(model.eval(), tokenizer, max(len(prompts), 1), asked.over(Settings()))
+        return Generation.begin(model.eval(), tokenizer, max(len(prompts), 1), options.over(Settings()))
     texts = Generation.load(state, model.eval(), tokenizer)
-    texts = texts.with_settings(asked.over(texts.settings))
+    texts = texts.with_settings(options.over(texts.settings))
     if not prompts and all(row.ended for row in texts.rows):
-        raise ValueError(f"{state}: nothing goes on: every text in it has ended; give a prompt")
+        raise ValueError(f"{state}: every text in it has ended; give a prompt")
     if len(prompts) in (0, len(texts.rows)):
         return texts
     if len(texts.rows) > 1:
@@ -150,8 +149,8 @@ def opened(
     return texts.fork(len(prompts))
 
 
-def absorb(texts: "Generation", prompts: Sequence[str], pages: "Pages", meter: "Meter", echo: bool) -> None:
-    """Reads the prompts; what earlier calls held back of the texts is shown before them."""
+def read(texts: "Generation", prompts: Sequence[str], pages: "Pages", meter: "Meter", echo: bool) -> None:
+    """Reads the prompts; first shows what earlier calls held back of the texts."""
     prompts = prompts or [""] * len(texts.rows)
     for row, held in enumerate(texts.read(prompts, report=meter.reading)):
         pages.add(row, held + (prompts[row] if echo else ""))
@@ -159,7 +158,7 @@ def absorb(texts: "Generation", prompts: Sequence[str], pages: "Pages", meter: "
 
 
 def write(texts: "Generation", tokens: int, pages: "Pages", meter: "Meter", interrupt: "Interrupt") -> None:
-    """Continues the texts and shows them, until asked to stop."""
+    """Continues the texts and shows them, until Ctrl-C."""
     for pieces in texts.grow(tokens):
         for piece in pieces:
             pages.add(piece.row, piece.text)
@@ -171,7 +170,7 @@ def write(texts: "Generation", tokens: int, pages: "Pages", meter: "Meter", inte
 
 
 def finish(texts: "Generation", pages: "Pages", save_state: Path | None) -> None:
-    """Saves the state, or shows what it would have held back."""
+    """Saves the state, or shows what is still held back."""
     if save_state is not None:
         texts.save(save_state)
     else:
@@ -179,7 +178,7 @@ def finish(texts: "Generation", pages: "Pages", save_state: Path | None) -> None
             pages.add(row, held)
     for row in range(len(texts.rows)):
         pages.end(row)
-    # A saved text is not at its end, and its other half is to fit behind it.
+    # A saved text has not ended: what continues it is to follow without a line break.
     if save_state is None or len(texts.rows) > 1:
         sys.stdout.write("\n")
     sys.stdout.flush()
@@ -189,12 +188,10 @@ def finish(texts: "Generation", pages: "Pages", save_state: Path | None) -> None
 
 @final
 class Pages:
-    """Texts on standard output, one behind the other: the first that is not over as it grows.
-
-    What comes of the others waits for their turn, as text.
+    """Texts on standard output, one after the other; the others wait while the first of them grows.
 
     Args:
-        count: how many; several get a line of their number before each.
+        count: how many; if several, each gets a heading with its number.
     """
 
     def __init__(self, count: int) -> None:
@@ -204,13 +201,13 @@ class Pages:
         self._show()
 
     def add(self, row: int, text: str) -> None:
-        """More of a text."""
+        """Adds to a text."""
         self._waiting[row].append(text)
         if row == self._turn:
             self._show()
 
     def end(self, row: int) -> None:
-        """A text is over."""
+        """Ends a text; the next one is shown."""
         self._over[row] = True
         while self._turn < len(self._over) - 1 and self._over[self._turn]:
             self._turn += 1
@@ -232,12 +229,12 @@ def head(row: int, count: int) -> str:
 
 @final
 class Meter:
-    """Time, memory and state, on standard error.
+    """Reports time, memory and state on standard error.
 
     Args:
         texts: that are continued.
         every: steps between reports; 0 for none before the end.
-        interrupt: ends the reading of prompts between two pieces, by KeyboardInterrupt: half a prompt is no text.
+        interrupt: after it, reading prompts ends with a KeyboardInterrupt, for half a prompt cannot be continued.
     """
 
     def __init__(self, texts: "Generation", every: int, interrupt: "Interrupt") -> None:
@@ -250,7 +247,7 @@ class Meter:
         self._reading = ""
 
     def reading(self, done: int, total: int) -> None:
-        """Prompts are being read."""
+        """A piece of the prompts is read."""
         if done < total and self._interrupt.asked:
             raise KeyboardInterrupt
         if done < total and sys.stderr.isatty():
@@ -264,7 +261,7 @@ class Meter:
         self._begun = self._now = self._reported = now
 
     def step(self, tokens: int) -> None:
-        """Every growing text has one more token."""
+        """One step is done, with as many tokens as texts that had not ended."""
         self._steps += 1
         self._written += tokens
         self._now = time.perf_counter()
@@ -272,14 +269,15 @@ class Meter:
             self._report()
 
     def end(self) -> None:
-        """All is written."""
+        """Everything is written."""
         model, counts = self._texts.model, [row.read for row in self._texts.rows]
-        dtype = model.embed.weight.dtype
-        equal = sum(model.config.kv_cache_nbytes(count, dtype=dtype) for count in counts)
+        softmax = sum(model.config.kv_cache_nbytes(count, dtype=model.embed.weight.dtype) for count in counts)
         say(self._reading)
         say(pace("wrote", self._written, self._now - self._begun))
-        held = f"state {self._texts.nbytes:,} bytes; keys and values of softmax {equal:,} bytes"
-        say(f"{held} after {sum(counts):,} tokens")
+        say(
+            f"state {self._texts.nbytes:,} bytes; keys and values of softmax {softmax:,} bytes "
+            f"after {sum(counts):,} tokens"
+        )
 
     def _report(self) -> None:
         from rebracket.base.resources import peak_nbytes

@@ -1,26 +1,21 @@
 """`rebracket lab`."""
 
 import os
-import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from rebracket.lab.base.running import Outcome, Progress
+from rebracket import cli
 
-REFUTED, STOPPED = 1, 130
+if TYPE_CHECKING:
+    from rebracket.lab.base.running import Outcome
+    from rebracket.lab.base.running import Progress as Done
+
+REFUTED = 1
 PAGE = "report.html"
-# Seconds between plain lines.
-PAUSE = 5.0
-# Where there is no terminal whose width the table has to fit.
-WIDTH = 160
 
 command = typer.Typer(
     help="Claims about linear attention, each as an experiment that can refute it.",
@@ -52,21 +47,27 @@ def run_experiments(
     ] = None,
     out: Folder = RESULTS,
 ) -> None:
-    """Measure, and say of each claim whether it held; given again after any end, the same command goes on.
+    """Measure, and say of each claim whether it held; the same command resumes a run that was stopped.
 
     Exit code 1: a claim was refuted.
     """
     from rebracket import lab
-    from rebracket.lab.base.running import Order, run
+    from rebracket.base.progress import Progress
+    from rebracket.lab.base.running import run
 
     known = {name: lab.load(name) for name in (lab.names() if "all" in names else names)}
-    order = Order("full" if full else "quick", out, seeds, count(workers))
-    with telling() as tell:
-        outcomes = run(list(known.values()), order, tell)
+    with Progress(sys.stderr).counting() as show_count:
+        outcomes = run(
+            list(known.values()),
+            "full" if full else "quick",
+            out,
+            lambda x: show_count(x.done, x.total, said(x)),
+            seeds=seeds,
+            workers=count(workers),
+        )
     left = sum(outcome.asked - len(outcome.results) for outcome in outcomes)
     if left:
-        sys.stdout.write(f"stopped, {left} cells are left; to go on: {shlex.join(['rebracket', *sys.argv[1:]])}\n")
-        raise typer.Exit(STOPPED)
+        cli.stop(f"stopped, {left} cells are left")
     show(outcomes)
 
 
@@ -100,56 +101,25 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-@contextmanager
-def telling() -> Iterator["Callable[[Progress], None]"]:
-    """Something that shows progress: a bar on a terminal, plain lines elsewhere."""
-    if not sys.stderr.isatty():
-        yield lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda progress: bar.update(
-            task, completed=progress.done, total=progress.total, description=said(progress)
-        )
-
-
-def lines() -> "Callable[[Progress], None]":
-    last = time.monotonic()
-
-    def tell(progress: "Progress") -> None:
-        nonlocal last
-        if time.monotonic() - last >= PAUSE or progress.done == progress.total:
-            last = time.monotonic()
-            sys.stderr.write(f"{progress.done}/{progress.total}: {said(progress)}\n")
-
-    return tell
-
-
-def said(progress: "Progress") -> str:
+def said(progress: "Done") -> str:
     cell = ", ".join(f"{name} {value}" for name, value in progress.job.cell.items())
-    return f"{timedelta(seconds=round(progress.seconds_left))} left, {progress.job.experiment.name}: {cell}"
+    return f"{progress.job.experiment.name}, {cell}"
 
 
 def show(outcomes: "Sequence[Outcome]") -> None:
     """A row for each experiment on standard output."""
-    from rich.console import Console
     from rich.table import Table
 
-    from rebracket.lab.base import mean_over_seeds
+    from rebracket.lab.base.experiment import mean_over_seeds
 
-    shown, refuted = Table(show_lines=True), False
+    table, refuted = Table(show_lines=True), False
     for name in ("experiment", "seconds", "claim", "what was found"):
-        shown.add_column(name, justify="right" if name == "seconds" else "left")
+        table.add_column(name, justify="right" if name == "seconds" else "left")
     for outcome in outcomes:
         verdict = outcome.experiment.verdict(mean_over_seeds(outcome.results))
         refuted |= not verdict.passed
         taken = f"{sum(result.seconds for result in outcome.results):.1f}"
-        shown.add_row(outcome.experiment.name, taken, "held" if verdict.passed else "REFUTED", verdict.sentence)
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(shown, markup=False)
+        table.add_row(outcome.experiment.name, taken, "held" if verdict.passed else "REFUTED", verdict.sentence)
+    cli.show(table)
     if refuted:
         raise typer.Exit(REFUTED)

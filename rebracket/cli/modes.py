@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rebracket import cli
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rebracket.data import Document
-    from rebracket.lm.modes import Apart, Measured, Way
+    from rebracket.lm.modes import Difference, Measured, Way
 
 DISAGREE = 1
-# Where there is no terminal whose width the table has to fit.
-WIDTH = 110
 
 
 def command(
@@ -35,21 +34,20 @@ def command(
 ) -> None:
     """Run a text through a model in parallel, in chunks, recurrently and step by step, and compare the logits.
 
-    Each way runs in a fresh process, so that time and memory are its own. Exit code 1: two ways disagree.
+    Each way runs in a process of its own, which measures its time and memory. Exit code 1: two ways disagree.
     """
-    from rich.console import Console
-
+    from rebracket.data import read
     from rebracket.lm import load_model
-    from rebracket.train.trained import longest, model_folder
+    from rebracket.train.folder import model_folder, run_of
 
     folder = model_folder(model)
     tokenizer = load_model(folder)[1]
-    document = longest(documents(model, text))
+    document = max(read(text) if text else run_of(model).held_out(), key=lambda one: one.nbytes)
     ids = [tokenizer.document, *tokenizer.encode(document.text)][:tokens]
     nbytes = len(tokenizer.decode_bytes(ids))
     sys.stdout.write(f"{document.name}: {len(ids):,} tokens, {nbytes:,} bytes, in float32\n")
     found, distances = compare(folder, ids)
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(table(found, distances, len(ids), nbytes))
+    cli.show(table(found, distances, len(ids), nbytes))
     worst = max(distances.values(), key=lambda distance: distance.relative)
     sys.stdout.write(f"largest difference: {worst.relative:.1e} standard deviations of the logits\n")
     if any(not distance.relative <= tolerance for distance in distances.values()):
@@ -57,21 +55,14 @@ def command(
         raise typer.Exit(DISAGREE)
 
 
-def documents(model: Path, text: Sequence[str] | None) -> "Sequence[Document]":
-    from rebracket.data import read
-    from rebracket.train.trained import held_out_text
-
-    return read(text) if text else held_out_text(model)
-
-
-def compare(folder: Path, ids: Sequence[int]) -> "tuple[dict[Way, Measured], dict[Way, Apart]]":
-    """What each way took, and how far its logits lie from those of the parallel one."""
-    from rebracket.lm.modes import WAYS, Measured, Way, apart
+def compare(folder: Path, ids: Sequence[int]) -> "tuple[dict[Way, Measured], dict[Way, Difference]]":
+    """What each way took, and how much its logits differ from those of the parallel one."""
+    from rebracket.lm.modes import WAYS, Measured, Way, difference
 
     with tempfile.TemporaryDirectory() as beside:
         outs: dict[Way, Path] = {way: Path(beside, way) for way in WAYS}
         found: dict[Way, Measured] = {way: alone(folder, ids, way, out) for way, out in outs.items()}
-        return found, {way: apart(outs["parallel"], out) for way, out in outs.items()}
+        return found, {way: difference(outs["parallel"], out) for way, out in outs.items()}
 
 
 def alone(folder: Path, ids: Sequence[int], way: "Way", out: Path) -> "Measured":
@@ -86,11 +77,11 @@ def alone(folder: Path, ids: Sequence[int], way: "Way", out: Path) -> "Measured"
             return process.submit(measure, folder, ids, way, out).result()
         except BrokenProcessPool as error:
             raise ValueError(
-                f"{way}: its process was killed, for want of memory perhaps; give fewer --tokens"
+                f"{way}: its process was killed, perhaps for lack of memory; give fewer --tokens"
             ) from error
 
 
-def table(found: "Mapping[Way, Measured]", distances: "Mapping[Way, Apart]", count: int, nbytes: int) -> "Table":
+def table(found: "Mapping[Way, Measured]", distances: "Mapping[Way, Difference]", count: int, nbytes: int) -> "Table":
     from rich.table import Table
 
     from rebracket.train import BitsPerByte

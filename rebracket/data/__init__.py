@@ -1,4 +1,4 @@
-"""Text to batches: documents, their tokens in a memory-mapped cache, packed rows in an order that needs no memory."""
+"""From text to batches: documents, their tokens in a memory-mapped cache, packed rows in a reproducible order."""
 
 from rebracket.data.batches import Batch, Batches, ordered
 from rebracket.data.corpus import Corpus, load_corpus

@@ -1,4 +1,4 @@
-"""Packed rows of tokens, in an order that seed and number alone decide."""
+"""Packed rows of tokens, in an order that depends only on the seed and the batch number."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from rebracket.data.tokens import TokenStream
 @final
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One packed row: every token is asked to be predicted from those before it in its own sequence.
+    """One packed row: every token is to be predicted from those before it in its own sequence.
 
     Args:
-        tokens: [1, T] int64, what the model reads; the first of a document is the document mark.
+        tokens: [1, T] int64, what the model reads; a document begins with the document mark.
         targets: [1, T] int64, the token after each; after a document's last token that is the next mark, its end.
         cu_seqlens: [N+1] int64, where sequences begin: at document marks and at each new context; the last is T.
 
@@ -35,7 +35,7 @@ class Batch:
     cu_seqlens: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch elsewhere."""
+        """The same batch on another device."""
         return Batch(self.tokens.to(device), self.targets.to(device), self.cu_seqlens.to(device))
 
 
@@ -45,8 +45,8 @@ class Batches:
     """The training batches, numbered 0, 1, 2, ... without end.
 
     A stream of N tokens gives N // context contexts per epoch, cut from a start that moves each epoch and visited in a
-    shuffled order; both come from (seed, epoch) by integer arithmetic, so batch n is the same on every machine and
-    needs no memory of the ones before it.
+    shuffled order. Both are computed from (seed, epoch) with integers only, so batch n is the same on every machine and
+    does not depend on the batches before it.
 
     Args:
         stream: the documents' tokens, read as a ring.
@@ -55,9 +55,7 @@ class Batches:
         seed: any integer >= 0.
 
     Raises:
-        ValueError: a stream shorter than a context, or batch_tokens that is no multiple of context.
-
-    Cost: a batch reads T tokens from the memory map; the first batch of an epoch sorts N / context numbers.
+        ValueError: the stream is not longer than a context, or batch_tokens is no multiple of context.
 
     Example:
         >>> row = np.array([9, 1, 2, 9, 3, 4], np.uint16)
@@ -93,20 +91,21 @@ class Batches:
         return gather(self.stream, np.array(starts), self.context)
 
     def _start(self, number: int) -> int:
+        """Where in the stream the `number`-th context of all epochs begins."""
         epoch, place = divmod(number, self.contexts)
-        moved = int(mixed(self.seed, epoch, 1)[0]) % len(self.stream)
-        return moved + int(order(self.seed, epoch, self.contexts)[place]) * self.context
+        offset = int(hashes(self.seed, epoch, 1)[0]) % len(self.stream)
+        return offset + int(order(self.seed, epoch, self.contexts)[place]) * self.context
 
 
 def whole_contexts(batch_tokens: int, context: int) -> int:
-    """Contexts in a batch, or a ValueError where the last would be cut."""
+    """Contexts in a batch; a ValueError if the last would be cut."""
     if batch_tokens % context:
         raise ValueError(f"batch_tokens must be a multiple of the context {context}, got {batch_tokens}")
     return batch_tokens // context
 
 
 def ordered(stream: TokenStream, context: int, batch_tokens: int, limit: int = 0) -> Iterator[Batch]:
-    """Batches that ask for every token of a stream exactly once, in order, cut into contexts like training batches.
+    """Batches whose targets are every token of a stream exactly once, in order, cut into contexts as for training.
 
     Args:
         stream: the documents' tokens.
@@ -114,26 +113,19 @@ def ordered(stream: TokenStream, context: int, batch_tokens: int, limit: int = 0
         batch_tokens: tokens per batch, a multiple of context; the last batch is shorter.
         limit: about how many tokens to give at most, in batches evenly spread over the stream; 0 gives all.
 
-    Yields:
-        The batches; their targets together are every token and every end of a document, once (without a limit).
-
-    Cost: a batch reads its tokens from the memory map.
-
     Example:
         >>> row = np.array([9, 1, 2, 9, 3, 4], np.uint16)
         >>> [batch.targets.tolist() for batch in ordered(TokenStream(row, 9, 2, 4, ""), 2, 4)]
         [[[1, 2, 9, 3]], [[4, 9]]]
     """
     starts = range(0, len(stream), batch_tokens)
-    for place in spread(len(starts), limit // batch_tokens if limit else len(starts)):
-        width = min(batch_tokens, len(stream) - starts[place])
-        yield cut(stream, starts[place], width, context)
-
-
-def spread(count: int, wanted: int) -> list[int]:
-    """Up to `wanted` of `count` places, at least one, evenly spread."""
-    wanted = min(max(wanted, 1), count)
-    return [place * count // wanted for place in range(wanted)]
+    wanted = min(max(limit // batch_tokens, 1), len(starts)) if limit else len(starts)
+    for place in range(wanted):
+        start = starts[place * len(starts) // wanted]
+        read = stream.tokens[np.arange(start, min(start + batch_tokens, len(stream)) + 1) % len(stream)].astype(
+            np.int64
+        )
+        yield packed(read[:-1], read[1:], context, stream.mark)
 
 
 def gather(stream: TokenStream, starts: np.ndarray, context: int) -> Batch:
@@ -141,11 +133,6 @@ def gather(stream: TokenStream, starts: np.ndarray, context: int) -> Batch:
     places = (starts[:, None] + np.arange(context + 1)) % len(stream)
     read = stream.tokens[places].astype(np.int64)
     return packed(read[:, :-1].reshape(-1), read[:, 1:].reshape(-1), context, stream.mark)
-
-
-def cut(stream: TokenStream, start: int, width: int, context: int) -> Batch:
-    read = stream.tokens[np.arange(start, start + width + 1) % len(stream)].astype(np.int64)
-    return packed(read[:-1], read[1:], context, stream.mark)
 
 
 def packed(tokens: np.ndarray, targets: np.ndarray, context: int, mark: int) -> Batch:
@@ -158,9 +145,9 @@ def packed(tokens: np.ndarray, targets: np.ndarray, context: int, mark: int) -> 
 @lru_cache(maxsize=4)
 def order(seed: int, epoch: int, count: int) -> np.ndarray:
     """A shuffle of range(count): sorted by a hash of (seed, epoch, number)."""
-    return np.argsort(mixed(seed, epoch, count), kind="stable")
+    return np.argsort(hashes(seed, epoch, count), kind="stable")
 
 
-def mixed(seed: int, epoch: int, count: int) -> np.ndarray:
+def hashes(seed: int, epoch: int, count: int) -> np.ndarray:
     """[count] uint64 hashes."""
     return splitmix(splitmix((splitmix(seed) + epoch) & WORD) + np.arange(count, dtype=np.uint64))

@@ -1,4 +1,4 @@
-"""Text made ready for training: a tokenizer, a stream to train on, a stream to validate with."""
+"""Text prepared for training: a tokenizer, a stream to train on, a stream to validate with."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -22,18 +22,12 @@ def silent(line: str) -> None:
 @final
 @dataclass(frozen=True)
 class Corpus:
-    """A text as a model meets it.
+    """The tokens of a text, divided in two.
 
     Args:
-        tokenizer: the one the streams were made with.
+        tokenizer: of both streams.
         train: documents to learn from.
-        held_out: documents never learned from, the tokenizer included.
-
-    Example:
-        >>> import numpy as np
-        >>> streams = (TokenStream(np.array([256, 104], np.uint16), 256, 1, 1, digest) for digest in ("a", "b"))
-        >>> Corpus(Tokenizer.bytes(), *streams).digest[:8]
-        'c8687a08'
+        held_out: documents that neither the model nor the tokenizer learns from.
     """
 
     tokenizer: Tokenizer
@@ -56,7 +50,7 @@ def load_corpus(
     cache: Path,
     say: Callable[[str], None] = silent,
 ) -> Corpus:
-    r"""Reads text, holds documents out, learns or loads the tokenizer, and gives both sides as token streams.
+    r"""Reads text, holds documents out, learns or loads the tokenizer, and returns both sides as token streams.
 
     Args:
         sources: as `rebracket.data.read` takes them.
@@ -65,16 +59,11 @@ def load_corpus(
         tokenizer: "bpe" (learned from the documents to train on), "bytes", or the path of a saved tokenizer.
         vocab_size: ids of a learned tokenizer, >= 257.
         cache: folder for tokenizers and tokens.
-        say: is told, in a line, what takes long.
-
-    Returns:
-        The corpus.
+        say: is called with a line before something that takes long.
 
     Raises:
         FileNotFoundError: a source or the tokenizer is not there.
         ValueError: no text, or an argument outside its range.
-
-    Cost: the text is held in memory; learning a tokenizer takes about a second per 10 MB and core, and is done once.
 
     Example:
         >>> import tempfile
@@ -96,19 +85,16 @@ def make_tokenizer(
         return Tokenizer.bytes()
     if kind != BPE:
         return Tokenizer.load(kind)
-    path = cache / f"tokenizer-{vocab_size}-{digest_of(documents)[:32]}.json"
-    return remembered(path) or learned(path, vocab_size, documents, say)
-
-
-def remembered(path: Path) -> Tokenizer | None:
-    """The tokenizer in a cache file; none where there is no file or a damaged one."""
+    digest = hashlib.sha256(b"".join(document.digest for document in documents)).hexdigest()
+    path = cache / f"tokenizer-{vocab_size}-{digest[:32]}.json"
     try:
         return Tokenizer.load(path)
-    except (FileNotFoundError, ValueError):
-        return None
+    except (FileNotFoundError, ValueError):  # not there, or damaged
+        return learn(path, vocab_size, documents, say)
 
 
-def learned(path: Path, vocab_size: int, documents: Sequence[Document], say: Callable[[str], None]) -> Tokenizer:
+def learn(path: Path, vocab_size: int, documents: Sequence[Document], say: Callable[[str], None]) -> Tokenizer:
+    """Learns a tokenizer and writes it to the cache."""
     megabytes = sum(document.nbytes for document in documents) / 1e6
     say(f"learning {vocab_size:,} tokens from {len(documents):,} documents, {megabytes:.1f} MB")
     tokenizer = Tokenizer.train((document.text for document in documents), vocab_size)
@@ -116,7 +102,3 @@ def learned(path: Path, vocab_size: int, documents: Sequence[Document], say: Cal
     with replacing(path) as beside:
         tokenizer.save(beside)
     return tokenizer
-
-
-def digest_of(documents: Sequence[Document]) -> str:
-    return hashlib.sha256(b"".join(document.digest for document in documents)).hexdigest()

@@ -12,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import final
 
+from rebracket.base.checks import number
+
 STDIN = "-"
 STDLIB = "stdlib"
 STDLIB_WITH_TESTS = "stdlib+tests"
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 TESTS = frozenset({"test", "tests", "idle_test"})
-# Longest first: the mark of UTF-16 begins that of UTF-32.
+# Longest first: the mark of UTF-32 begins with that of UTF-16.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -30,10 +32,10 @@ BYTE_ORDER_MARKS = (
 @final
 @dataclass(frozen=True)
 class Document:
-    """One text whose end is an end: state never passes from one document to the next.
+    """One text; no state is carried from one document to the next.
 
     Args:
-        name: where it came from, for people and for the order.
+        name: where it came from; documents are sorted by it.
         text: all of it.
 
     Example:
@@ -51,40 +53,40 @@ class Document:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the text; the name has no part in it."""
+        """SHA-256 of the text, without the name."""
         return hashlib.sha256(self.text.encode()).digest()
 
 
 @final
 @dataclass(frozen=True)
 class Found:
-    """A place that text can be read from, and the name its document will have."""
+    """A file to read, or standard input.
+
+    Args:
+        name: of its document.
+        load: reads it.
+        named: whether the user named this very file; one found in a folder is left out if it is binary.
+    """
 
     name: str
     load: Callable[[], bytes]
     named: bool
-    """Whether the user named this very file; one that merely lies in a folder may be no text and is then left out."""
 
 
 def read(sources: Sequence[str], separator: str = "") -> tuple[Document, ...]:
-    """Reads the documents of all sources, by name in code-point order, without empty ones and exact repeats.
+    """Reads the documents of all sources, sorted by name, without empty ones and exact repeats.
 
-    Text is what a byte-order mark says, else UTF-8 where it is that, else Latin-1. In folders and globs, hidden files
-    and files with NUL bytes are left out.
+    The encoding is that of the byte-order mark, else UTF-8 if the bytes are valid, else Latin-1. In folders and globs,
+    hidden files and files with NUL bytes are left out.
 
     Args:
         sources: files, folders (all files below), globs (`**` goes deep), "-" (standard input), "stdlib" (the .py
             files of the running Python's standard library without its tests) or "stdlib+tests".
-        separator: text that ends one document and begins the next inside a file; "" makes each file one document.
-
-    Returns:
-        The documents; at least one.
+        separator: text between the documents of a file; "" makes each file one document.
 
     Raises:
         FileNotFoundError: a file or folder is not there, or nothing matches a glob.
         ValueError: no source given, or none holds any text.
-
-    Cost: the text is held in memory.
 
     Example:
         >>> documents = read(["stdlib"])
@@ -103,8 +105,8 @@ def read(sources: Sequence[str], separator: str = "") -> tuple[Document, ...]:
 def hold_out(documents: Sequence[Document], fraction: float) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
     r"""Divides documents into those to train on and those to validate with, by the hash of each one's text.
 
-    A document's side depends on nothing but its text, so it keeps it when others come or go. Where that leaves no
-    text to validate with, or more than half of it, the end of the longest document is held out instead.
+    A document's side depends only on its text, so it does not change when other documents come or go. If that holds out
+    nothing, or more than half of the text, the end of the longest document is held out instead.
 
     Args:
         documents: at least one, all with text.
@@ -116,24 +118,21 @@ def hold_out(documents: Sequence[Document], fraction: float) -> tuple[tuple[Docu
     Raises:
         ValueError: a fraction outside (0, 0.5], or text too short to cut.
 
-    Cost: each text is hashed once.
-
     Example:
         >>> train, held_out = hold_out([Document("novel", "one line\n" * 100)], 0.1)
         >>> len(train[0].text), held_out[0].name
         (810, 'novel (end)')
     """
-    if not 0 < fraction <= 0.5:
-        raise ValueError(f"held_out must be in (0, 0.5], got {fraction}")
+    number("held_out", fraction, 0, 0.5)
     held = [document for document in documents if share(document) < fraction]
-    if held and sum(map(size, held)) <= sum(map(size, documents)) / 2:
+    if held and sum(one.nbytes for one in held) <= sum(one.nbytes for one in documents) / 2:
         chosen = {document.digest for document in held}
         return tuple(document for document in documents if document.digest not in chosen), tuple(held)
     return cut_longest(documents, fraction)
 
 
 def find(source: str) -> list[Found]:
-    """What a source names."""
+    """The files that a source names."""
     if source == STDIN:
         return [Found(STDIN, sys.stdin.buffer.read, named=True)]
     if source in (STDLIB, STDLIB_WITH_TESTS):
@@ -185,9 +184,9 @@ def parts(found: Found, separator: str) -> Iterator[Document]:
         return
     text = decode(data)
     pieces = text.split(separator) if separator else [text]
-    for number, piece in enumerate(pieces):
+    for place, piece in enumerate(pieces):
         if piece.strip():
-            yield Document(f"{found.name}#{number}" if len(pieces) > 1 else found.name, piece)
+            yield Document(f"{found.name}#{place}" if len(pieces) > 1 else found.name, piece)
 
 
 def is_binary(data: bytes) -> bool:
@@ -213,16 +212,12 @@ def distinct(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def share(document: Document) -> float:
-    """A number in [0, 1) that the text alone decides."""
+    """A number in [0, 1) that depends only on the text."""
     return int.from_bytes(document.digest[:6]) / 2**48
 
 
-def size(document: Document) -> int:
-    return document.nbytes
-
-
 def cut_longest(documents: Sequence[Document], fraction: float) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
-    longest = max(documents, key=size)
+    longest = max(documents, key=lambda one: one.nbytes)
     cut = line_start(longest.text, round(len(longest.text) * (1 - fraction)))
     if not (longest.text[:cut].strip() and longest.text[cut:].strip()):
         raise ValueError(f"text must be long enough to hold out its end, got {longest.nbytes} bytes in {longest.name}")
@@ -234,6 +229,6 @@ def cut_longest(documents: Sequence[Document], fraction: float) -> tuple[tuple[D
 
 
 def line_start(text: str, place: int) -> int:
-    """The first line start at or before a place; the place itself where its line began long ago."""
+    """The last line start at or before a place; the place itself in a very long line."""
     start = text.rfind("\n", 0, place) + 1
     return start if start > 0 and place - start < 1000 else place

@@ -1,4 +1,4 @@
-"""The tokens of documents, in one memory-mapped file per text and tokenizer."""
+"""The tokens of documents, in a memory-mapped file for each text and tokenizer."""
 
 import hashlib
 import itertools
@@ -16,14 +16,14 @@ from rebracket.data.text import Document
 from rebracket.lm.tokenizer import Tokenizer
 
 VERSION = 1
-# Texts go to the tokenizer this many bytes at a time: enough for all cores, little beside the text itself.
+# Bytes of text that go to the tokenizer at a time: enough for all cores, and little memory.
 BLOCK = 4 << 20
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class TokenStream:
-    """Documents as one row of numbers, each behind a document mark: mark, its tokens, mark, its tokens, ...
+    """Documents as one row of ids, each after a document mark: mark, its tokens, mark, its tokens, ...
 
     The row is read as a ring: after the last token comes the first mark, which ends the last document.
 
@@ -33,11 +33,6 @@ class TokenStream:
         documents: how many documents.
         nbytes: length of their text in UTF-8.
         digest: SHA-256 of texts and tokenizer, in hex.
-
-    Example:
-        >>> stream = TokenStream(np.array([256, 104, 105], np.uint16), mark=256, documents=1, nbytes=2, digest="")
-        >>> len(stream)
-        3
     """
 
     tokens: np.ndarray
@@ -53,7 +48,7 @@ class TokenStream:
 @final
 @dataclass(frozen=True)
 class About:
-    """What must be true of a token file before it is believed."""
+    """What the description beside a token file says of it."""
 
     version: int
     sha256: str
@@ -62,12 +57,7 @@ class About:
 
 
 def cache_folder() -> Path:
-    """Where token files are kept: `$REBRACKET_CACHE`, or `rebracket` in the user's cache folder.
-
-    Returns:
-        The folder, which need not exist.
-
-    Cost: none.
+    """The folder of token files, which need not exist: `$REBRACKET_CACHE`, or `rebracket` in the user's cache folder.
 
     Example:
         >>> os.environ["REBRACKET_CACHE"] = "/somewhere/else"
@@ -80,23 +70,18 @@ def cache_folder() -> Path:
 
 
 def token_stream(documents: Sequence[Document], tokenizer: Tokenizer, cache: Path) -> TokenStream:
-    """The tokens of documents, from the cache where it holds them, else made and put there.
+    """The tokens of documents, read from the cache, or encoded and written there.
 
-    The file's name is the hash of texts and tokenizer, so a changed text or tokenizer is another file. It is written
-    beside and renamed; one that is damaged is made anew.
+    The file's name is the hash of texts and tokenizer, so a changed text or tokenizer is another file. It takes 2 bytes
+    per token up to 65,536 ids, else 4. A damaged one is written again.
 
     Args:
         documents: at least one.
         tokenizer: turns text to tokens.
-        cache: a folder; made where it is not there.
-
-    Returns:
-        The stream, memory-mapped.
+        cache: a folder; made if it is not there.
 
     Raises:
         OSError: the cache folder cannot be written.
-
-    Cost: O(text) to hash; 2 bytes per token on disk up to 65,536 ids, else 4.
 
     Example:
         >>> import tempfile
@@ -107,7 +92,7 @@ def token_stream(documents: Sequence[Document], tokenizer: Tokenizer, cache: Pat
     """
     digest = digest_of(documents, tokenizer)
     path = cache / f"{digest[:40]}.npy"
-    about = believed(path) or build(path, documents, tokenizer)
+    about = verified(path) or build(path, documents, tokenizer)
     tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     return TokenStream(tokens, tokenizer.document, about.documents, about.nbytes, digest)
 
@@ -119,8 +104,8 @@ def digest_of(documents: Sequence[Document], tokenizer: Tokenizer) -> str:
     return total.hexdigest()
 
 
-def believed(path: Path) -> About | None:
-    """What the file's description says, if there is one and the file is what it describes."""
+def verified(path: Path) -> About | None:
+    """The file's description, if there is one and the file agrees with it."""
     try:
         about = About(**json.loads(path.with_suffix(".json").read_text()))
         whole = about.version == VERSION and about.sha256 == file_digest(path)

@@ -1,4 +1,4 @@
-"""Feature maps by name: the name of a file in this folder is the name of the map in it."""
+"""Feature maps by name; each file of this folder is one, under the name of the file."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

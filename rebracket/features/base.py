@@ -1,4 +1,4 @@
-"""What every feature map is: a function of one vector, whose inner products are the kernel."""
+"""The interface of a feature map: a function of one vector, whose inner products are the kernel."""
 
 from __future__ import annotations
 
@@ -31,14 +31,12 @@ class FeatureMap(nn.Module, ABC):
 
     def __init__(self, dim_in: int, dim_out: int, *, positive: bool) -> None:
         super().__init__()
-        for name, size in (("dim_in", dim_in), ("dim_out", dim_out)):
-            whole(name, size)
-        self.dim_in = dim_in
-        self.dim_out = dim_out
+        self.dim_in = whole("dim_in", dim_in)
+        self.dim_out = whole("dim_out", dim_out)
         self.positive = positive
 
     def forward(self, x: Tensor) -> Tensor:
-        """phi(x), for keys, and for queries of a map that does not treat them apart.
+        """phi(x), for keys and, unless a map treats queries differently, for queries.
 
         Args:
             x: [..., dim_in], any float dtype.
@@ -49,14 +47,14 @@ class FeatureMap(nn.Module, ABC):
         Raises:
             ValueError: If the last axis of x is not dim_in.
         """
-        return self.exactly(self.features, x)
+        return self.in_float32(self.features, x)
 
     def queries(self, x: Tensor) -> Tensor:
-        """The features of queries: phi(x) times at most a positive factor per query, which a normalizer divides out."""
-        return self.exactly(self.query_features, x)
+        """The features of queries: phi(x), up to a positive factor per query that a normalizer divides out."""
+        return self.in_float32(self.query_features, x)
 
     def reset_parameters(self) -> None:
-        """Draws every parameter and buffer again, in place; most maps have none."""
+        """Initializes every parameter and buffer again, in place; most maps have none."""
         return
 
     @abstractmethod
@@ -66,8 +64,8 @@ class FeatureMap(nn.Module, ABC):
     def query_features(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def exactly(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """function(x) in at least float32, in x's own dtype outside."""
+    def in_float32(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """function(x), computed in at least float32 and returned in the dtype of x."""
         if x.ndim == 0 or x.shape[-1] != self.dim_in:
             raise ValueError(f"x must be [..., dim_in = {self.dim_in}], got {list(x.shape)}; put the features last")
         with without_autocast(x):

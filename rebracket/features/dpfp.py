@@ -1,4 +1,4 @@
-"""Deterministic parameter-free projection."""
+"""Deterministic parameter-free projection (DPFP)."""
 
 from typing import final
 
@@ -12,7 +12,7 @@ from rebracket.features.base import FeatureMap
 
 @final
 class Dpfp(FeatureMap):
-    """Products of the rectified vector with its own rotations, which make sparse, nearly orthogonal features.
+    """Products of the rectified vector with its own rotations: sparse, nearly orthogonal features.
 
     phi(x) = [r_i r_((i + j) mod 2d) for j = 1..nu, i = 0..2d-1] with r = [max(x, 0), max(-x, 0)]
 

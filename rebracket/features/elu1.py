@@ -1,4 +1,4 @@
-"""The feature map of the first linear transformer."""
+"""The feature map of the linear transformer: elu + 1."""
 
 from typing import final
 

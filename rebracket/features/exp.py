@@ -4,6 +4,7 @@ from typing import final
 
 from torch import Tensor
 
+from rebracket.base.checks import number
 from rebracket.features.base import FeatureMap
 
 
@@ -11,7 +12,7 @@ from rebracket.features.base import FeatureMap
 class Exp(FeatureMap):
     """The exponential of every entry: phi(x) = exp(t x).
 
-    Nothing holds it back: float32 overflows where t x exceeds 88, float16 features where it exceeds 11.
+    It is unbounded: float32 overflows where t x exceeds 88, float16 features where it exceeds 11.
 
     Args:
         dim: d, the size of the vectors.
@@ -32,9 +33,7 @@ class Exp(FeatureMap):
 
     def __init__(self, dim: int, *, temperature: float = 1.0) -> None:
         super().__init__(dim, dim, positive=True)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature!r}")
-        self.temperature = temperature
+        self.temperature = number("temperature", temperature, above=0)
 
     def features(self, x: Tensor) -> Tensor:
         return (self.temperature * x).exp()

@@ -1,4 +1,4 @@
-"""Positive orthogonal random features."""
+"""Positive orthogonal random features (FAVOR+)."""
 
 import math
 from typing import final
@@ -24,11 +24,11 @@ class Favor(FeatureMap):
     Args:
         dim: d, the size of the vectors.
         samples: m; by default d log d, the order at which the paper bounds the error, and at least d.
-        seed: what the draw depends on, alone and on every device.
+        seed: of the draw, which is the same on every device.
         hyperbolic: use each w_i and its negative, which at least halves the variance for twice the features.
-        stabilized: let `queries` subtract the largest exponent of each query, so that long queries do not underflow to
-            no features. A normalizer divides that out; without one the outputs change. Keys are never shifted: a
-            factor per key would change its weight against the others.
+        stabilized: let `queries` subtract the largest exponent of each query, so that the features of long queries do
+            not underflow to 0. A normalizer divides that out; without one the outputs change. Keys are never shifted:
+            a factor per key would change its weight against the others.
 
     Raises:
         ValueError: If samples is below 1.
@@ -49,13 +49,7 @@ class Favor(FeatureMap):
     omega: Tensor
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        samples: int | None = None,
-        seed: int = 0,
-        hyperbolic: bool = False,
-        stabilized: bool = False,
+        self, dim: int, *, samples: int | None = None, seed: int = 0, hyperbolic: bool = False, stabilized: bool = False
     ) -> None:
         samples = paper_samples(whole("dim", dim)) if samples is None else whole("samples", samples)
         super().__init__(dim, 2 * samples if hyperbolic else samples, positive=True)
@@ -71,7 +65,7 @@ class Favor(FeatureMap):
 
     @torch.no_grad()
     def redraw(self, seed: int) -> None:
-        """Replaces the w_i, in place, by those of another seed; sums of keys made before no longer match."""
+        """Replaces the w_i, in place, by those of another seed; states written before no longer match."""
         self.omega.copy_(orthogonal_normals(self.omega.shape[0], self.dim_in, seed))
 
     def features(self, x: Tensor) -> Tensor:
@@ -96,15 +90,15 @@ def paper_samples(dim: int) -> int:
 def orthogonal_normals(count: int, dim: int, seed: int) -> Tensor:
     """[count, dim] float64 rows, each a standard normal vector by itself, orthogonal within blocks of dim."""
     generator = torch.Generator().manual_seed(seed)
-    # Everything is on the CPU by name: the draw must not depend on a default device, and `meta` has no numbers.
+    # On the CPU by name: the draw must not depend on a default device, and `meta` has no numbers.
     blocks = [random_rotation(dim, generator) for _ in range(-(-count // dim))]
     lengths = torch.randn(count, dim, generator=generator, dtype=torch.float64, device="cpu").norm(dim=-1)
     return lengths[:, None] * torch.cat(blocks)[:count]
 
 
 def random_rotation(dim: int, generator: torch.Generator) -> Tensor:
-    """An orthogonal matrix without a preferred direction."""
+    """A uniformly random orthogonal matrix."""
     normals = torch.randn(dim, dim, generator=generator, dtype=torch.float64, device="cpu")
     q, r = torch.linalg.qr(normals)
-    # QR alone prefers the directions that make R's diagonal negative; its signs make the draw uniform.
+    # The Q of QR alone is not uniform; times the signs of R's diagonal it is.
     return q * r.diagonal().sign()

@@ -1,15 +1,15 @@
-"""A learned projection through softmax, both ways round."""
+"""A learned projection and its negative through softmax."""
 
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.base.checks import whole
+from rebracket.base.checks import one_of, whole
 from rebracket.features.base import FeatureMap
 
-ACTIVATIONS = ("softmax", "exp")
+Activation = Literal["softmax", "exp"]
 
 
 @final
@@ -18,7 +18,7 @@ class Hedgehog(FeatureMap):
 
     phi(x) = softmax([W x, -W x])   or   exp([W x, -W x])
 
-    One W serves all heads that share the module; it begins as the identity.
+    One W serves all heads that share the module; it starts as the identity.
 
     Args:
         dim: d, the size of the vectors.
@@ -38,19 +38,16 @@ class Hedgehog(FeatureMap):
         tensor([0.7262, 0.0049, 0.0018, 0.2671])
     """
 
-    def __init__(
-        self, dim: int, *, width: int | None = None, activation: Literal["softmax", "exp"] = "softmax"
-    ) -> None:
+    def __init__(self, dim: int, *, width: int | None = None, activation: Activation = "softmax") -> None:
         width = dim if width is None else whole("width", width)
         super().__init__(dim, 2 * width, positive=True)
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        one_of("activation", activation, get_args(Activation))
         self.activation = activation
         self.weight = nn.Parameter(torch.empty(width, dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """W = the identity, cut or filled up with zeros."""
+        """W = the identity, cut or padded with zeros."""
         nn.init.eye_(self.weight)
 
     def features(self, x: Tensor) -> Tensor:

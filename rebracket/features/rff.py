@@ -23,7 +23,7 @@ class Rff(FeatureMap):
     Args:
         dim: d, the size of the vectors.
         samples: m; d by default.
-        seed: what the draw depends on, alone and on every device.
+        seed: of the draw, which is the same on every device.
 
     Raises:
         ValueError: If samples is below 1.
@@ -56,7 +56,7 @@ class Rff(FeatureMap):
 
     @torch.no_grad()
     def redraw(self, seed: int) -> None:
-        """Replaces the w_i, in place, by those of another seed; sums of keys made before no longer match."""
+        """Replaces the w_i, in place, by those of another seed; states written before no longer match."""
         # On the CPU by name: the draw must not depend on a default device, and `meta` has no numbers.
         generator = torch.Generator().manual_seed(seed)
         normals = torch.randn(self.omega.shape, generator=generator, dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""The smooth rectifier of the delta-rule models."""
+"""The sigmoid-weighted linear unit, the feature map of the delta-rule models."""
 
 from typing import final
 
@@ -12,8 +12,7 @@ from rebracket.features.base import FeatureMap
 class Silu(FeatureMap):
     """The sigmoid-weighted linear unit: phi(x) = x / (1 + exp(-x)).
 
-    Delta-rule models bring these features to unit length afterwards; length is an axis of its own (a layer's norm of q
-    and k), so it is not part of the map.
+    Delta-rule models then normalize these features to unit length; that is an option of the layer, not part of the map.
 
     Args:
         dim: d, the size of the vectors.

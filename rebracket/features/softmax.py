@@ -11,7 +11,7 @@ from rebracket.features.base import FeatureMap
 class Softmax(FeatureMap):
     """Each vector as a distribution over its own channels: phi(x) = exp(x_i) / sum_j exp(x_j).
 
-    The features of a vector sum to 1, so every key writes with the same weight in sum.
+    The features of a vector sum to 1, so every key has the same total weight.
 
     Args:
         dim: d, the size of the vectors.

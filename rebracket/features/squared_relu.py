@@ -1,4 +1,4 @@
-"""Rectified features, squared."""
+"""Squared rectified features."""
 
 from typing import final
 

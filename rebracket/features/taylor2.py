@@ -37,6 +37,6 @@ class Taylor2(FeatureMap):
     def features(self, x: Tensor) -> Tensor:
         y = x * self.dim_in**-0.25
         squares = y * y * 0.5**0.5
-        # Pairs by their distance: slices are several times faster than an index of all pairs, forward and backward.
+        # Pairs by their distance: slicing is several times faster than indexing all pairs, forward and backward.
         pairs = [y[..., :-distance] * y[..., distance:] for distance in range(1, self.dim_in)]
         return torch.cat([torch.ones_like(y[..., :1]), y, squares, *pairs], -1)

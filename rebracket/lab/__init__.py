@@ -1,7 +1,7 @@
-"""Claims about linear attention as experiments: the name of a file in this folder is the name of the one in it."""
+"""Claims about linear attention as experiments; each file of this folder is one, under the name of the file."""
 
 from rebracket.base.registry import Registry
-from rebracket.lab.base import Experiment
+from rebracket.lab.base.experiment import Experiment
 
 EXPERIMENTS = Registry(__name__, "experiment", Experiment)
 

@@ -1,4 +1,4 @@
-"""What a longer text costs."""
+"""How time and memory grow with the length of a text."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from torch import Tensor
 
 from rebracket.base.resources import first_call
 from rebracket.bench.crossover import crossover
-from rebracket.lab.base import Cell, Check, Experiment, Result, Size, Verdict, generator
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
+from rebracket.lab.base.pairs import generator
+from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.checks import Mode
 from rebracket.ops.softmax import SoftmaxOutput, softmax_attention
 from rebracket.ops.state import Output
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 K, V = 32, 48
 SHORTEST = 32
 OFF: Mapping[str, float] = {"seconds": 0.3, "bytes": 0.25}
-"""How far a slope may lie off; those of 1 and 2 stay apart."""
-LARGER = 3
-"""Through how many of the longest texts slopes are laid, where what a call costs at any T no longer shows."""
+"""How far a slope may be off; slopes of 1 and 2 stay distinct."""
+POINTS = 3
+"""How many of the longest texts a slope is fitted to, where the fixed cost of a call no longer shows."""
 ROUNDS = 5
 SAMPLE = 0.005
-"""Core seconds that a sample takes at least: a shorter call is repeated within it."""
+"""The least core seconds of a sample: a shorter call is repeated within it."""
 
 
 @final
@@ -45,20 +46,20 @@ class Way:
     memory: int
     mode: Mode = "auto"
     backend: str = "auto"
-    timed: int = LARGER
-    """Through how many texts the slope of its time is laid."""
-    weighed: int = LARGER
-    """And that of its memory."""
+    timed: int = POINTS
+    """How many texts the slope of its time is fitted to."""
+    weighed: int = POINTS
+    """And the slope of its memory."""
 
 
 SOFTMAX = Way("softmax", 2, 1, weighed=6)
-"""It takes little memory, in which a megabyte here or there weighs less over a wider range."""
+"""It takes little memory: over a wider range a stray megabyte matters less."""
 PARALLEL = Way("parallel", 2, 2, "parallel", "reference", timed=2)
-"""Its time has fewer points: a third text would be so short that its weights are no new memory at every call."""
+"""Its time has fewer points: the weights of a third, shorter text would fit into memory that was freed before."""
 RECURRENT = Way("recurrent", 1, 1, "recurrent", "reference")
 CHUNK = Way("chunk", 1, 1, "chunk", "reference")
 FASTEST = Way("fastest", 1, 1)
-"""What a call gets that asks for nothing: chunks in the fastest backend there is."""
+"""The default of a call: chunks on the fastest backend."""
 WAYS = (SOFTMAX, PARALLEL, RECURRENT, CHUNK, FASTEST)
 LONGEST: Mapping[Size, Cell] = {
     "tiny": {"softmax": 16384, "parallel": 4096, "recurrent": 8192, "chunk": 32768, "fastest": 131072},
@@ -90,10 +91,10 @@ class Cost(Experiment):
         return [LONGEST[size]]
 
     def measure(self, cell: Cell) -> Mapping[str, float]:
-        """All ways and texts in one process, since only there are their times comparable."""
+        """All ways and texts in one process: only within one are their times comparable."""
         calls = calls_of({way: lengths(int(cell[way.name])) for way in WAYS}, int(cell["seed"]))
         kept = {case: float(call().state.nbytes) for case, call in calls.items()}
-        # Memory before time: many calls leave the heap in pieces, in which later ones find a place that is not counted.
+        # Memory before time: many calls fragment the heap, and later ones find space there that is not counted.
         last = {(way.name, T) for way in WAYS for T in lengths(int(cell[way.name]))[-way.weighed :]}
         nbytes = {case: added(call) for case, call in calls.items() if case in last}
         seconds = timed(calls)
@@ -104,16 +105,14 @@ class Cost(Experiment):
         (result,) = results
         states = [x for way in WAYS if way is not SOFTMAX for x in series(result, way, "kept").values()]
         return Verdict.of(
-            [
-                *(slope_check(result, way, "seconds", "time", way.time) for way in WAYS),
-                *(slope_check(result, way, "bytes", "memory", way.memory) for way in WAYS),
-                Check("slope of what softmax keeps", slope(series(result, SOFTMAX, "kept"), 2), 0.999, 1.001),
-                Check("largest state over smallest, over all T and modes", max(states) / min(states), 1, 1),
-                *(
-                    Check(f"T from which {way.name} beats softmax", ahead(result, way), high=4096)
-                    for way in (CHUNK, FASTEST)
-                ),
-            ]
+            *(slope_check(result, way, "seconds", "time", way.time) for way in WAYS),
+            *(slope_check(result, way, "bytes", "memory", way.memory) for way in WAYS),
+            Check("slope of what softmax keeps", slope(series(result, SOFTMAX, "kept"), 2), 0.999, 1.001),
+            Check("largest state over smallest, over all T and modes", max(states) / min(states), 1, 1),
+            *(
+                Check(f"T from which {way.name} beats softmax", crossing(result, way), high=4096)
+                for way in (CHUNK, FASTEST)
+            ),
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
@@ -123,7 +122,10 @@ class Cost(Experiment):
                 found = series(result, way, what)
                 axes.plot(list(found), list(found.values()), "o-", markersize=3, color=f"C{place}", label=way.name)
             axes.set(xscale="log", yscale="log", xlabel="T, tokens", ylabel=LABELS[what])
-        mark(figure.axes[0], result)
+        for place, way in ((WAYS.index(x), x) for x in (CHUNK, FASTEST)):
+            T = crossing(result, way)
+            figure.axes[0].axvline(T, color=f"C{place}", linestyle=":", label=f"{way.name} wins from T = {T:.0f}")
+        figure.axes[0].legend(fontsize="small")
         figure.axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
@@ -133,7 +135,7 @@ def lengths(most: int) -> list[int]:
 
 
 def calls_of(texts: Mapping[Way, Sequence[int]], seed: int) -> dict[Case, Call]:
-    """Each way over each of its texts, which are the beginnings of one."""
+    """Each way over each of its texts, all prefixes of one."""
     draw, most = generator(seed), max(map(max, texts.values()))
     q, k, v = (torch.rand(1, most, 1, D, generator=draw) for D in (K, K, V))
     return {(way.name, T): call_of(way, q[:, :T], k[:, :T], v[:, :T]) for way, all_ in texts.items() for T in all_}
@@ -146,28 +148,28 @@ def call_of(way: Way, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def timed(calls: Mapping[Case, Call]) -> dict[Case, float]:
-    """Medians of core seconds, taken in turns; what other processes take of the machine is not in them."""
+    """Medians of core seconds, measured in turns; other processes do not count."""
     repeats = {case: enough(call) for case, call in calls.items()}
     turns = [{case: sample(call, repeats[case]) for case, call in calls.items()} for _ in range(ROUNDS)]
     return {case: statistics.median(turn[case] for turn in turns) for case in calls}
 
 
 def enough(call: Call) -> int:
-    """Calls that make a sample; the first one, which sets things up, does not count."""
+    """How many calls make a sample; the first one, which prepares caches, does not count."""
     call()
     return max(1, round(SAMPLE / max(sample(call, 1), 1e-6)))
 
 
 def sample(call: Call, repeats: int) -> float:
     """Core seconds of one call, over several."""
-    begun = time.process_time()
+    started = time.process_time()
     for _ in range(repeats):
         call()
-    return (time.process_time() - begun) / repeats
+    return (time.process_time() - started) / repeats
 
 
 def added(call: Call) -> float:
-    """The most bytes that a call adds to the process, outputs among them: the least of five calls."""
+    """The peak bytes that a call adds to the process, outputs included: the least of five calls."""
     return float(min(first_call(call).nbytes for _ in range(5)))
 
 
@@ -178,7 +180,7 @@ def series(result: Result, way: Way, what: str) -> dict[int, float]:
 
 
 def slope(found: Mapping[int, float], points: int) -> float:
-    """The power of T by which it grows at the longest texts; NaN where the system tells nothing."""
+    """The power of T with which a number grows at the longest texts; NaN where the system does not tell it."""
     T = sorted(found)[-points:]
     if not all(found[t] > 0 for t in T):
         return math.nan
@@ -190,15 +192,7 @@ def slope_check(result: Result, way: Way, what: str, word: str, power: int) -> C
     return Check(f"slope of the {word} of {way.name}", found, power - OFF[what], power + OFF[what])
 
 
-def ahead(result: Result, way: Way) -> float:
+def crossing(result: Result, way: Way) -> float:
     """The T from which on a way is faster than softmax; NaN where it never is."""
     found = crossover(series(result, way, "seconds"), series(result, SOFTMAX, "seconds"))
     return math.nan if found is None else found
-
-
-def mark(axes: Axes, result: Result) -> None:
-    """Lines where softmax is overtaken."""
-    for way in (CHUNK, FASTEST):
-        at = ahead(result, way)
-        axes.axvline(at, color=f"C{WAYS.index(way)}", linestyle=":", label=f"{way.name} wins from T = {at:.0f}")
-    axes.legend(fontsize="small")

@@ -1,4 +1,4 @@
-"""What each mixer, and each part of one, is worth in a language model of real text."""
+"""What each mixer, and each part of Gated DeltaNet, is worth in a language model of real text."""
 
 from __future__ import annotations
 
@@ -13,40 +13,37 @@ import torch
 
 from rebracket import features
 from rebracket.data import Batches, Corpus, cache_folder, load_corpus, ordered
-from rebracket.lab.base import Cell, Check, Experiment, Result, Size, Verdict
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
+from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.nn import decays
 from rebracket.nn.attention import LinearAttention
 from rebracket.nn.mixer import Mixer, MixerSize
+from rebracket.nn.normalized import UnitFeatures
 from rebracket.nn.norms import HeadNorm
 from rebracket.nn.projections import Projection
-from rebracket.nn.unit import UnitFeatures
-from rebracket.nn.writes import DeltaWrite
+from rebracket.nn.writes.delta import DeltaWrite
 from rebracket.train.config import TrainConfig
-from rebracket.train.loop import Trainer
-from rebracket.train.loss import Precision
-from rebracket.train.validation import validate
+from rebracket.train.trainer import Trainer
+from rebracket.train.validation import Precision, validate
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TEXT, VOCABULARY = "stdlib", 512
 D_MODEL, DEPTH, CONTEXT = 64, 4, 256
 SIZES = {"heads": 2, "key_dim": 32}
-"""Of every mixer, with values as wide as keys: every linear layer's state is 2 x 32 x 32 numbers."""
+"""Of every mixer; values are as wide as keys, so that the state of every linear layer is 2 x 32 x 32 numbers."""
 MLP_DIM = 176
-"""In Gated DeltaNet; the others' is set so that all have its number of parameters."""
+"""Of Gated DeltaNet; the others get one that gives them its number of parameters."""
 BATCH, RATE, WARMUP = 2048, 6e-3, 40
-"""Tokens of a step, peak and warm-up of the learning rate, the same for all; docs/lab.md says why this one."""
+"""Tokens of a step, peak and warm-up of the learning rate, the same for all; docs/lab.md says why."""
 STEPS: Mapping[Size, int] = {"tiny": 60, "quick": 100, "full": 900}
-STAGES = 4
-"""Points along training at which held-out text is read."""
-HELD_OUT = 32768
-"""Tokens of it."""
+STAGES, HELD_OUT = 4, 32768
+"""How often along training held-out text is read, and its tokens."""
 DIVERGED = 8.0
-"""Bits per byte of a uniform guess, charged to a model whose training broke."""
+"""Bits per byte of a uniform guess, counted for a model whose training diverged."""
 
 FULL, WHOLE = "gated_deltanet", "nothing"
 PATTERNS = {
@@ -70,7 +67,7 @@ LAST = f"bits {STAGES}"
 
 @final
 @dataclass(frozen=True)
-class Order:
+class Gap:
     """Which of two models ends at more bits per byte, and by how many at least and at most."""
 
     worse: str
@@ -79,22 +76,22 @@ class Order:
     high: float = math.inf
 
 
-ORDERS = (
-    Order("linear_transformer", "gated_deltanet", low=0.1),
-    Order("linear_transformer", "retnet", low=0.05),
-    Order("linear_transformer", "gla", low=0.05),
-    Order("linear_transformer", "softmax", low=-0.05),
-    Order("softmax", "gated_deltanet", low=0.02),
-    Order("retnet", "gated_deltanet", low=0.02),
-    Order("gla", "gated_deltanet", low=0.02),
-    Order("deltanet", "gated_deltanet", low=0.02),
-    Order("hybrid", "gated_deltanet", -0.15, 0.15),
-    Order("without decay", "gated_deltanet", low=0.003),
-    Order("without convolution", "gated_deltanet", low=0.01),
-    Order("without output gate", "gated_deltanet", low=0.01),
-    Order("without gate and norm", "gated_deltanet", low=0.003),
-    Order("without delta rule", "gated_deltanet", low=0.003),
-    Order("without unit keys", "gated_deltanet", low=0.003),
+GAPS = (
+    Gap("linear_transformer", "gated_deltanet", low=0.1),
+    Gap("linear_transformer", "retnet", low=0.05),
+    Gap("linear_transformer", "gla", low=0.05),
+    Gap("linear_transformer", "softmax", low=-0.05),
+    Gap("softmax", "gated_deltanet", low=0.02),
+    Gap("retnet", "gated_deltanet", low=0.02),
+    Gap("gla", "gated_deltanet", low=0.02),
+    Gap("deltanet", "gated_deltanet", low=0.02),
+    Gap("hybrid", "gated_deltanet", -0.15, 0.15),
+    Gap("without decay", "gated_deltanet", low=0.003),
+    Gap("without convolution", "gated_deltanet", low=0.01),
+    Gap("without output gate", "gated_deltanet", low=0.01),
+    Gap("without gate and norm", "gated_deltanet", low=0.003),
+    Gap("without delta rule", "gated_deltanet", low=0.003),
+    Gap("without unit keys", "gated_deltanet", low=0.003),
 )
 
 
@@ -124,22 +121,22 @@ class Language(Experiment):
         trainer = trainer_of(model, steps, int(cell["seed"]))
         found = {"parameters": model.parameter_count(), "state": model.state_nbytes(CONTEXT)}
         for stage in range(1, STAGES + 1):
-            begun = time.process_time()  # of this core, whatever else runs on it
-            sound = trained(trainer, steps * stage // STAGES)
-            seconds += time.process_time() - begun
-            found |= {f"bits {stage}": bits_per_byte(model) if sound else DIVERGED, f"seconds {stage}": seconds}
+            started = time.process_time()  # of this core, whatever else runs on it
+            finite = trained(trainer, steps * stage // STAGES)
+            seconds += time.process_time() - started
+            found |= {f"bits {stage}": bits_per_byte(model) if finite else DIVERGED, f"seconds {stage}": seconds}
         return found
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        found = {named(r.cell): r for r in results}
+        found = {label(r.cell): r for r in results}
         counts = [r["parameters"] for r in results]
-        there = [order for order in ORDERS if order.worse in found and order.better in found]
-        gaps = [(order, found[order.worse][LAST] - found[order.better][LAST]) for order in there]
+        gaps = [x for x in GAPS if x.worse in found and x.better in found]
         return Verdict.of(
-            [
-                Check("parameters apart by", max(counts) / min(counts) - 1, high=0.02),
-                *(Check(f"{x.worse} above {x.better} by", gap, x.low, x.high) for x, gap in gaps),
-            ]
+            Check("parameters apart by", max(counts) / min(counts) - 1, high=0.02),
+            *(
+                Check(f"{x.worse} above {x.better} by", found[x.worse][LAST] - found[x.better][LAST], x.low, x.high)
+                for x in gaps
+            ),
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
@@ -147,25 +144,21 @@ class Language(Experiment):
         for r in (r for r in results if r.cell["without"] == WHOLE):
             tokens = [int(r.cell["steps"]) * BATCH * stage / STAGES for stage in range(1, STAGES + 1)]
             for axes, across in ((left, tokens), (middle, [r[f"seconds {i}"] for i in range(1, STAGES + 1)])):
-                axes.plot(across, [r[f"bits {i}"] for i in range(1, STAGES + 1)], "o-", label=named(r.cell))
+                axes.plot(across, [r[f"bits {i}"] for i in range(1, STAGES + 1)], "o-", label=label(r.cell))
         left.set(xlabel="tokens of training", ylabel="bits per byte of held-out text", title="Against tokens")
         middle.set(xlabel="core seconds of training", title="Against time")
         left.legend(fontsize="x-small")
-        removals(right, {named(r.cell): r for r in results if r.cell["model"] == FULL})
+        bits = {label(r.cell): r[LAST] for r in results if r.cell["model"] == FULL}
+        whole = bits.pop(FULL)
+        right.barh(list(bits), [x - whole for x in bits.values()])
+        right.axvline(0, color="0.5")
+        right.set_xscale("symlog", linthresh=0.1)  # a model that diverged is far off
+        right.set(xlabel="bits per byte above the whole", title="Gated DeltaNet")
 
 
-def named(cell: Cell) -> str:
+def label(cell: Cell) -> str:
     """What a curve or a check calls a model."""
     return str(cell["model"]) if cell["without"] == WHOLE else f"without {cell['without']}"
-
-
-def removals(axes: Axes, found: Mapping[str, Result]) -> None:
-    """A bar for each part: the bits per byte that leaving it out costs."""
-    parts = [name for name in found if name != FULL]
-    axes.barh(parts, [found[part][LAST] - found[FULL][LAST] for part in parts])
-    axes.axvline(0, color="0.5")
-    axes.set_xscale("symlog", linthresh=0.1)  # a model that broke stands far off
-    axes.set(xlabel="bits per byte above the whole", title="Gated DeltaNet")
 
 
 def without(size: MixerSize, part: str) -> Mixer:
@@ -190,20 +183,16 @@ def build(name: str, part: str, seed: int) -> LanguageModel:
 
 
 def sized(name: str, part: str, mlp_dim: int, seed: int) -> LanguageModel:
-    """A model whose MLPs have that width, its mixers those of the config or, where a part is left out, without it."""
-    config = config_of(name, mlp_dim)
+    """A model whose MLPs have that width, and whose mixers lack that part."""
+    mixers = {"pattern": PATTERNS[name], "depth": DEPTH, "mixers": dict.fromkeys(PATTERNS[name], SIZES)}
+    sizes = {"vocab_size": VOCABULARY, "d_model": D_MODEL, "mlp_dim": mlp_dim, "context": CONTEXT}
+    config = Config.from_dict({**sizes, **mixers})
     model = LanguageModel(config, seed=seed)
     if part != WHOLE:
         for block, size in zip(model.each_block(), config.sizes(), strict=True):
             block.mixer = without(size, part)
         model.init_weights(seed)
     return model
-
-
-def config_of(name: str, mlp_dim: int) -> Config:
-    mixers = {"pattern": PATTERNS[name], "depth": DEPTH, "mixers": dict.fromkeys(PATTERNS[name], SIZES)}
-    sizes = {"vocab_size": VOCABULARY, "d_model": D_MODEL, "mlp_dim": mlp_dim, "context": CONTEXT}
-    return Config.from_dict({**sizes, **mixers})
 
 
 def trainer_of(model: LanguageModel, steps: int, seed: int) -> Trainer:
@@ -218,7 +207,7 @@ def trainer_of(model: LanguageModel, steps: int, seed: int) -> Trainer:
 
 
 def trained(trainer: Trainer, step: int) -> bool:
-    """Trains up to a step; whether the model is sound after it."""
+    """Trains up to a step; False if the loss is not a number."""
     try:
         while trainer.step < step:
             trainer.advance()
@@ -236,5 +225,5 @@ def bits_per_byte(model: LanguageModel) -> float:
 
 @lru_cache(maxsize=1)
 def corpus(text: str, vocabulary: int) -> Corpus:
-    """A text and its tokenizer, which is learned once and then kept on disk."""
+    """A text and its tokenizer, which is trained once and then cached on disk."""
     return load_corpus([text], vocab_size=vocabulary, cache=cache_folder())

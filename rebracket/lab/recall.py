@@ -1,30 +1,19 @@
-"""Which mixers find a value by its key, with the same bytes of state."""
+"""Which mixers recall a value by its key, with the same bytes of state."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from rebracket.lab.base import (
-    Cell,
-    Check,
-    Examples,
-    Experiment,
-    Result,
-    Size,
-    Verdict,
-    associations,
-    generator,
-    learn,
-    points,
-    recalled,
-)
-from rebracket.lm.config import Config
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select, values_of
+from rebracket.lab.base.learning import Examples, label_accuracy, learn, model_without_mlps
+from rebracket.lab.base.multi_query import multi_query_recall
+from rebracket.lab.base.pairs import generator
+from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.model import LanguageModel
 from rebracket.nn.projections import Projection
 from rebracket.train.config import OptimizerConfig
@@ -33,13 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 D_MODEL, HEADS, FEATURES, VALUE_DIM = 64, 2, 14, 32
-"""A head of every linear mixer holds FEATURES x VALUE_DIM numbers, in both layers."""
+"""The state of a head of every linear mixer is FEATURES x VALUE_DIM numbers, in both layers."""
 CONVOLUTION = 4
 KEY_DIM = {"performer": 7, "cosformer": 7}
-"""Where features are more than key channels: 7 channels make 7 log 7 = 14 random features, or 7 sines and cosines."""
+"""Where a map makes more features: 7 channels give 7 log 7 = 14 random features, or 7 sines and 7 cosines."""
 NEARLY_NO_POSITIONS = 1e30
-"""Rotary base of softmax: attention in the published protocol has no positions, and fails beyond the trained lengths
-where it has."""
+"""Rotary base of softmax: in the published protocol attention has no positions; with them it fails on longer texts."""
 
 
 class Slice(NamedTuple):
@@ -52,17 +40,8 @@ class Slice(NamedTuple):
         return f"{self.pairs} in {self.tokens}"
 
 
-@final
-@dataclass(frozen=True)
-class Task:
-    """What is learned, and asked in the end.
-
-    Args:
-        vocabulary: tokens there are; half are keys, half values.
-        train: slices of which each step draws one.
-        test: slices; pairs beyond those of `train` are out of distribution.
-        batch: tokens of a step.
-    """
+class Task(NamedTuple):
+    """A vocabulary, slices for training, one of which each step draws, slices for tests, and tokens of a step."""
 
     vocabulary: int
     train: tuple[Slice, ...]
@@ -86,21 +65,13 @@ TASKS = {
     ),
 }
 EVERY = (
-    "softmax",
-    "gated_deltanet",
-    "deltanet",
-    "kda",
-    "gla",
-    "mamba2",
-    "retnet",
-    "linear_transformer",
-    "performer",
-    "cosformer",
+    *("softmax", "gated_deltanet", "deltanet", "kda", "gla"),
+    *("mamba2", "retnet", "linear_transformer", "performer", "cosformer"),
 )
 FEW = ("softmax", "deltanet", "linear_transformer")
 DELTA = {"gated_deltanet", "deltanet", "kda"}
-ROWS, LOOKS, ENOUGH = 128, 10, 0.99
-"""Sequences of a test slice; how often a run looks whether it may stop, and the accuracy at which it does."""
+ROWS, CHECKS, ENOUGH = 128, 10, 0.99
+"""Sequences of a test slice; how often a run checks whether to stop early, and the mean accuracy at which it does."""
 
 
 @final
@@ -121,7 +92,7 @@ class Recall(Experiment):
     seeds: Mapping[Size, int] = {"tiny": 1, "quick": 2, "full": 3}
 
     def grid(self, size: Size) -> list[Cell]:
-        # Rates before mixers, so that a run that is cut has as many of one as of another.
+        # Rates before mixers, so that an interrupted run has as many of one mixer as of another.
         axes: Mapping[Size, Mapping[str, Sequence[int | float | str]]] = {
             "tiny": {"steps": [150], "rate": [1e-2], "mixer": FEW},
             "quick": {"steps": [400], "rate": [1e-2], "mixer": (*FEW, "gla")},
@@ -134,22 +105,36 @@ class Recall(Experiment):
         model = build(str(cell["mixer"]), task, seed)
         tests = {str(x): ask(generator(seed, i, 1), task, x, ROWS) for i, x in enumerate(task.test)}
         config = OptimizerConfig(learning_rate=float(cell["rate"]), warmup=steps // 10, weight_decay=0.1)
-        begun = time.process_time()
-        losses = learn(model, lambda step: lesson(task, seed, step), steps, config, stopping(model, tests, steps))
-        taken = time.process_time() - begun
-        scores = {name: recalled(model, examples) for name, examples in tests.items()}
+        pause = max(1, steps // CHECKS)
+
+        def enough(step: int) -> bool:
+            return step % pause == pause - 1 and fmean(label_accuracy(model, x) for x in tests.values()) > ENOUGH
+
+        started = time.process_time()
+        losses = learn(model, lambda step: batch(task, seed, step), steps, config, enough)
+        seconds = time.process_time() - started
+        scores = {name: label_accuracy(model, examples) for name, examples in tests.items()}
+        _, cache = model.read(tests[str(task.test[-1])].tokens[:1])
         return {
-            "accuracy": statistics.fmean(scores.values()),
+            "accuracy": fmean(scores.values()),
             **scores,
-            "state bytes": state_bytes(model, tests[str(task.test[-1])]),
+            "state bytes": sum(layer.state.nbytes for layer in cache.layers),  # without the convolutions'
             "steps taken": len(losses),
-            "tokens per second": len(losses) * task.batch / taken,
+            "tokens per second": len(losses) * task.batch / seconds,
         }
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
         chosen = best(results)
-        verdict = Verdict.of(checks({mixer: r["accuracy"] for mixer, r in chosen.items()}))
-        found = ", ".join(f"{mixer} {r['accuracy']:.3f} at {r.cell['rate']:g}" for mixer, r in ranked(chosen))
+        accuracy = {mixer: r["accuracy"] for mixer, r in chosen.items()}
+        linear = {mixer: x for mixer, x in accuracy.items() if mixer != "softmax"}
+        additive = max(x for mixer, x in linear.items() if mixer not in DELTA)
+        verdict = Verdict.of(
+            Check("softmax", accuracy["softmax"], low=0.9),
+            Check("softmax above the best of the others by", accuracy["softmax"] - max(linear.values()), low=0.01),
+            Check("deltanet above the best additive mixer by", accuracy["deltanet"] - additive, low=0.02),
+        )
+        ranked = sorted(chosen.items(), key=lambda pair: -pair[1]["accuracy"])
+        found = ", ".join(f"{mixer} {r['accuracy']:.3f} at {r.cell['rate']:g}" for mixer, r in ranked)
         return Verdict(verdict.passed, f"{verdict.sentence} Mean accuracy at the best rate: {found}.")
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
@@ -159,7 +144,7 @@ class Recall(Experiment):
         for place, (mixer, result) in enumerate(chosen.items()):
             style = {"color": f"C{place}", "label": f"{mixer}, rate {result.cell['rate']:g}"}
             left.plot([x.pairs for x in slices], [result[str(x)] for x in slices], "o-", **style)
-            rates = sorted((float(r.cell["rate"]), r["accuracy"]) for r in results if r.cell["mixer"] == mixer)
+            rates = sorted((float(r.cell["rate"]), r["accuracy"]) for r in select(results, "mixer", mixer))
             right.plot(*zip(*rates, strict=True), "o-", color=f"C{place}")
         left.set(xscale="log", xlabel="pairs in tokens", ylabel="accuracy", title="At the best rate")
         left.set_xticks([x.pairs for x in slices], [f"{x.pairs}\nin {x.tokens}" for x in slices])
@@ -170,35 +155,20 @@ class Recall(Experiment):
 
 def best(results: Sequence[Result]) -> dict[str, Result]:
     """The result of each mixer at the learning rate with the best mean accuracy."""
-    mixers = dict.fromkeys(str(r.cell["mixer"]) for r in results)
-    return {m: max((r for r in results if r.cell["mixer"] == m), key=lambda r: r["accuracy"]) for m in mixers}
-
-
-def ranked(chosen: Mapping[str, Result]) -> list[tuple[str, Result]]:
-    return sorted(chosen.items(), key=lambda pair: -pair[1]["accuracy"])
-
-
-def checks(accuracy: Mapping[str, float]) -> list[Check]:
-    linear = [x for mixer, x in accuracy.items() if mixer != "softmax"]
-    additive = [x for mixer, x in accuracy.items() if mixer not in DELTA and mixer != "softmax"]
-    return [
-        Check("softmax", accuracy["softmax"], low=0.9),
-        Check("softmax above the best of the others by", accuracy["softmax"] - max(linear), low=0.01),
-        Check("deltanet above the best additive mixer by", accuracy["deltanet"] - max(additive), low=0.02),
-    ]
+    return {x: max(select(results, "mixer", x), key=lambda r: r["accuracy"]) for x in values_of(results, "mixer")}
 
 
 def build(mixer: str, task: Task, seed: int) -> LanguageModel:
-    """Two layers of a mixer; softmax, which has no convolution of its own, reads behind one.
+    """Two layers of a mixer; softmax, which has no convolution of its own, follows one.
 
-    The first weights have the standard deviation d^(-1/2) of their d inputs and the embedding one of 0.2: with 0.02
-    throughout, which suits wide models, a thousand steps taught hardly anything.
+    Weights start with standard deviation d^(-1/2) for d inputs, the embedding with 0.2: with 0.02 throughout, which
+    suits wide models, hardly anything was learned in a thousand steps.
     """
     sizes = {"heads": HEADS, "key_dim": KEY_DIM.get(mixer, FEATURES), "value_dim": VALUE_DIM}
     linear = {"mixer": mixer, **sizes, "convolution": CONVOLUTION}
     layers = attention() if mixer == "softmax" else [linear, linear]
-    numbers = {"vocab_size": task.vocabulary, "d_model": D_MODEL, "mlp_dim": 0, "context": task.test[-1].tokens}
-    model = LanguageModel(Config.from_dict({**numbers, "layers": layers}), seed=seed)
+    context = task.test[-1].tokens
+    model = model_without_mlps(layers, vocabulary=task.vocabulary, d_model=D_MODEL, context=context, seed=seed)
     with torch.no_grad():
         model.embed.weight.mul_(10)
         for module in model.modules():
@@ -208,34 +178,18 @@ def build(mixer: str, task: Task, seed: int) -> LanguageModel:
 
 
 def attention() -> list[dict[str, Any]]:
-    """A short convolution, whose memory of one feature holds little but the last value, and softmax attention."""
+    """A short convolution, in a layer whose state of one feature holds little but the last value, and softmax."""
     gated = {"mixer": "deltanet", "feature": "softmax", "key_dim": 1, "value_dim": D_MODEL // HEADS}
     softmax = {"mixer": "softmax", "rotary_base": NEARLY_NO_POSITIONS}
     return [{**gated, "heads": HEADS, "convolution": 3}, {**softmax, "heads": HEADS}]
 
 
 def ask(draw: torch.Generator, task: Task, form: Slice, rows: int) -> Examples:
-    return associations(draw, rows, form.tokens, form.pairs, task.vocabulary)
+    return multi_query_recall(draw, rows, form.tokens, form.pairs, task.vocabulary)
 
 
-def lesson(task: Task, seed: int, step: int) -> Examples:
+def batch(task: Task, seed: int, step: int) -> Examples:
     """New examples for every step, of a slice drawn for it."""
     draw = generator(seed, step, 0)
     form = task.train[int(torch.randint(len(task.train), (), generator=draw))]
     return ask(draw, task, form, task.batch // form.tokens)
-
-
-def stopping(model: LanguageModel, tests: Mapping[str, Examples], steps: int) -> Callable[[int], bool]:
-    """Whether the mean accuracy is enough, looked at a few times in a run."""
-    pause = max(1, steps // LOOKS)
-    return lambda step: step % pause == pause - 1 and mean_accuracy(model, tests) > ENOUGH
-
-
-def mean_accuracy(model: LanguageModel, tests: Mapping[str, Examples]) -> float:
-    return statistics.fmean(recalled(model, examples) for examples in tests.values())
-
-
-def state_bytes(model: LanguageModel, examples: Examples) -> int:
-    """What the mixers keep of one sequence: memories and sums of keys, or keys and values; not the convolutions'."""
-    _, cache = model.read(examples.tokens[:1])
-    return sum(layer.state.nbytes for layer in cache.layers)

@@ -1,4 +1,4 @@
-"""How sharply attention can look at one token."""
+"""How sharply attention can focus on one token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from rebracket import features
-from rebracket.lab.base import Cell, Check, Experiment, Result, Size, Verdict, furthest, generator, points
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select
+from rebracket.lab.base.pairs import generator
+from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.softmax import softmax_attention
 
@@ -59,24 +61,22 @@ class Sharpness(Experiment):
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
         last = {str(r.cell["map"]): r for r in results}  # at the largest gap, which comes last
-        changes = [spread([r["weight"] for r in of(results, name)]) for name in HOMOGENEOUS]
+        found = [[r["weight"] for r in select(results, "map", name)] for name in HOMOGENEOUS]
         missed = [r["found"] for r in results if r.cell["map"] in (SOFTMAX, "taylor2")]
         return Verdict.of(
-            [
-                Check("softmax weight off its formula by", off(results, SOFTMAX, exponential), high=1e-4),
-                Check("Taylor weight off its formula by", off(results, "taylor2", polynomial), high=1e-4),
-                Check("change of a homogeneous map's weight over all gaps", max(changes), high=1e-4),
-                Check("softmax weight at the largest gap", last[SOFTMAX]["weight"], low=0.99),
-                Check("Taylor weight there", last["taylor2"]["weight"], high=0.99),
-                Check("entropy of elu1 there, over log n", last["elu1"]["entropy"] / math.log(n), low=0.9),
-                Check("least rate at which softmax and Taylor have the match first", min(missed), low=1.0),
-            ]
+            Check("softmax weight off its formula by", off(results, SOFTMAX, exponential), high=1e-4),
+            Check("Taylor weight off its formula by", off(results, "taylor2", polynomial), high=1e-4),
+            Check("change of a homogeneous map's weight over all gaps", max(max(x) - min(x) for x in found), high=1e-4),
+            Check("softmax weight at the largest gap", last[SOFTMAX]["weight"], low=0.99),
+            Check("Taylor weight there", last["taylor2"]["weight"], high=0.99),
+            Check("entropy of elu1 there, over log n", last["elu1"]["entropy"] / math.log(n), low=0.9),
+            Check("least rate at which softmax and Taylor have the match first", min(missed), low=1.0),
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         for name in (SOFTMAX, *MAPS):
-            mine, color = of(results, name), "black" if name == SOFTMAX else f"C{MAPS.index(name)}"
+            mine, color = select(results, "map", name), "black" if name == SOFTMAX else f"C{MAPS.index(name)}"
             gaps = [float(r.cell["gap"]) for r in mine]
             left.plot(gaps, [r["weight"] for r in mine], "o-", color=color, label=name)
             right.plot(gaps, [r["entropy"] / math.log(n) for r in mine], "o-", color=color, label=name)
@@ -86,7 +86,7 @@ class Sharpness(Experiment):
 
 
 def directions(seed: int) -> Tensor:
-    """Orthonormal vectors [TRIALS,n,DIM], turned at random."""
+    """Orthonormal vectors [TRIALS,n,DIM], rotated at random."""
     normals = torch.randn(TRIALS, DIM, n, generator=generator(seed), dtype=torch.float64)
     return torch.linalg.qr(normals).Q.mT
 
@@ -116,12 +116,4 @@ def polynomial(gap: float) -> float:
 
 
 def off(results: Sequence[Result], name: str, formula: Callable[[float], float]) -> float:
-    return furthest((r["weight"], formula(float(r.cell["gap"]))) for r in of(results, name))
-
-
-def of(results: Sequence[Result], name: str) -> list[Result]:
-    return [r for r in results if r.cell["map"] == name]
-
-
-def spread(found: Sequence[float]) -> float:
-    return max(found) - min(found)
+    return largest_deviation((r["weight"], formula(float(r.cell["gap"]))) for r in select(results, "map", name))

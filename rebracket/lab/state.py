@@ -1,31 +1,23 @@
-"""What a larger state is worth, and where to spend it."""
+"""What a larger state is worth, and in which layers it is best spent."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
-from rebracket.lab.base import (
-    Cell,
-    Check,
-    Examples,
-    Experiment,
-    Result,
-    Size,
-    Verdict,
-    associations,
-    generator,
-    learn,
-    recalled,
-)
-from rebracket.lm.config import Config
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, select, values_of
+from rebracket.lab.base.learning import Examples, label_accuracy, learn, model_without_mlps
+from rebracket.lab.base.multi_query import multi_query_recall
+from rebracket.lab.base.pairs import generator
+from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.model import LanguageModel
 from rebracket.nn.attention import LinearAttention
 from rebracket.train.config import OptimizerConfig
@@ -35,13 +27,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 D_MODEL, RATE, ASKED = 64, 1e-2, 256
-"""Width, peak of the learning rate, sequences on which a model is judged."""
+"""Width, peak of the learning rate, sequences of the test."""
 SPENT = ("evenly", "early", "late")
 SEARCHED = "searched"
 SEARCH = 1000
-"""Distance of a search's seed: no model is judged by the weights or sequences by which its split was chosen."""
+"""Added to a seed for a search: no model is tested with the weights or sequences by which its split was chosen."""
 ROUNDS, ROWS, LONG = 5, 8, 256
-"""Turns of timing; sequences and tokens that are read in one."""
+"""Turns of timing; sequences of a turn and their tokens."""
 MIXERS: Mapping[Size, Sequence[str]] = {"tiny": ["gla"], "quick": ["gla", "deltanet"], "full": ["gla", "deltanet"]}
 KEYS: Mapping[Size, Sequence[int]] = {"tiny": [1, 8], "quick": [2, 4, 16], "full": [1, 2, 3, 4, 6, 8, 16]}
 SHAPES: Mapping[Size, Sequence[tuple[int, int]]] = {
@@ -49,7 +41,7 @@ SHAPES: Mapping[Size, Sequence[tuple[int, int]]] = {
     "quick": [(4, 32), (16, 8)],
     "full": [(2, 64), (4, 32), (8, 16), (16, 8), (32, 4)],
 }
-"""K and V, of one product."""
+"""K and V, with the same product."""
 MAPS: Mapping[Size, Sequence[str]] = {
     "tiny": ["elu1", "taylor2"],
     "quick": ["elu1", "taylor2"],
@@ -58,11 +50,11 @@ MAPS: Mapping[Size, Sequence[str]] = {
 UNDECAYED: Mapping[Size, Sequence[int]] = {"tiny": [4, 8], "quick": [4, 16], "full": [2, 4, 8, 16]}
 """K of the layers without a decay."""
 SMALL = 4
-"""K of the layer that has one, and of those whose features differ."""
+"""K of the layer with a decay, and of those whose features differ."""
 LAYERS: Mapping[Size, int] = {"tiny": 2, "quick": 2, "full": 4}
 BUDGET: Mapping[Size, int] = {"tiny": 4, "quick": 8, "full": 16}
 DRAWN: Mapping[Size, int] = {"tiny": 0, "quick": 2, "full": 9}
-"""Splits drawn at random that a search tries besides those that have a name."""
+"""Random splits that a search tries besides the named ones."""
 SIDES: Mapping[Size, Sequence[int]] = {"tiny": [8, 16], "quick": [8, 32, 128], "full": [8, 16, 32, 64, 128, 256]}
 """K = V of the models that are timed."""
 TASK: Mapping[Size, Cell] = {
@@ -85,32 +77,23 @@ BASE: Cell = {
 @final
 @dataclass(frozen=True)
 class Setting:
-    """One model and its task.
-
-    Args:
-        mixer, feature: of its layers; "" is the preset's own feature map.
-        decays: whether they keep the decay of the preset.
-        keys: K of each layer.
-        V: value channels of all.
-        vocabulary, pairs, texts: so many texts after each other, each with pairs of its own that are asked for in it.
-        steps, batch: of training, and how many tokens each reads.
-    """
+    """One model, and its task: texts after each other, each with its own pairs and questions about them."""
 
     mixer: str
-    feature: str
-    decays: bool
-    keys: tuple[int, ...]
+    feature: str  # "" is the preset's own
+    decays: bool  # whether the layers keep the decay of the preset
+    keys: tuple[int, ...]  # K of each layer
     V: int
     vocabulary: int
     pairs: int
     texts: int
     steps: int
-    batch: int
+    batch: int  # tokens of a step
 
 
 @final
 class StateSize(Experiment):
-    """Recall of small models that differ in the bytes of their states, in where these are and in how they are used."""
+    """Recall of small models that differ in how large their states are, in which layers, and how they are used."""
 
     question = "What is a larger state worth, in which layers is it best spent, and what does a decay add?"
     claim = (
@@ -134,11 +117,8 @@ class StateSize(Experiment):
         search = {**splits[0], "spent": SEARCHED, "drawn": DRAWN[size]}
         texts = {"part": "decay", "texts": 4, "pairs": 4, "vocabulary": 16}
         decay = [{**texts, "K": SMALL}, *({**texts, "K": K, "decays": 0} for K in UNDECAYED[size])]
-        cells = [*sizes, *shapes, *maps, *splits, search, *decay]
-        return [
-            *({**BASE, **TASK[size], **x} for x in cells),
-            {"part": "speed", "sides": " ".join(map(str, SIDES[size]))},
-        ]
+        cells = [{**BASE, **TASK[size], **x} for x in (*sizes, *shapes, *maps, *splits, search, *decay)]
+        return [*cells, {"part": "speed", "sides": " ".join(map(str, SIDES[size]))}]
 
     def measure(self, cell: Cell) -> Mapping[str, float]:
         seed = int(cell["seed"])
@@ -146,37 +126,39 @@ class StateSize(Experiment):
             return speeds([int(side) for side in str(cell["sides"]).split()], seed)
         setting = setting_of(cell, seed)
         model, examples = learned(setting, seed), task(setting, setting.pairs, ASKED, generator(seed, 2))
+        seconds = statistics.median(core_seconds(lambda: model.read(examples.tokens)) for _ in range(ROUNDS))
         return {
-            "accuracy": recalled(model, examples),
-            "tokens a core second": read_rate(model, examples.tokens),
+            "accuracy": label_accuracy(model, examples),
+            "tokens a core second": examples.tokens.numel() / seconds,
             "bytes": float(model.state_nbytes(0)),
             **{f"K of layer {layer}": float(K) for layer, K in enumerate(setting.keys)},
         }
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        size, shape, decay = (of(results, part) for part in ("size", "shape", "decay"))
-        curves = [[r["accuracy"] for r in size if r.cell["mixer"] == mixer] for mixer in mixers(size)]
-        map_, spent = named(of(results, "map"), "feature"), named(of(results, "layers"), "spent")
-        nbytes = [r["bytes"] for r in of(results, "layers")]
-        fewest = min(shape, key=lambda r: int(r.cell["K"]))["accuracy"]
+        size, shape, decay = (select(results, "part", part) for part in ("size", "shape", "decay"))
+        curves = [[r["accuracy"] for r in select(size, "mixer", x)] for x in values_of(size, "mixer")]
+        losses = [before - after for curve in curves for before, after in pairwise(curve)]
+        maps = {r.cell["feature"]: r["accuracy"] for r in select(results, "part", "map")}
+        splits = select(results, "part", "layers")
+        spent, nbytes = {r.cell["spent"]: r["accuracy"] for r in splits}, [r["bytes"] for r in splits]
+        best, fewest = max(r["accuracy"] for r in shape), min(shape, key=lambda r: int(r.cell["K"]))["accuracy"]
         (decayed,) = (r["accuracy"] for r in decay if r.cell["decays"])
         without = {int(r.cell["K"]): r["accuracy"] for r in decay if not r.cell["decays"]}
-        (speed,) = of(results, "speed")
+        (speed,) = select(results, "part", "speed")
+        read, step = (max(rates) / min(rates) for rates in (of_sides(speed, "read"), of_sides(speed, "step")))
         return Verdict.of(
-            [
-                Check("least gain from the smallest state to the largest", min(x[-1] - x[0] for x in curves), low=0.3),
-                Check("most that a larger state lost", max(map(loss, curves)), high=0.05),
-                Check("gain of the best shape over the one with the fewest keys", best(shape) - fewest, low=0.03),
-                Check("gain of the Taylor map over elu + 1", map_["taylor2"] - map_["elu1"], low=0.2),
-                Check("bytes of a split, most over least", max(nbytes) / min(nbytes), high=1),
-                Check("gain of early over late", spent["early"] - spent["late"], low=0.03),
-                Check("gain of early over evenly", spent["early"] - spent["evenly"], low=0),
-                Check("gain of the search over the best of them", spent.pop(SEARCHED) - max(spent.values()), high=0.05),
-                Check("gain of the decay in a small state", decayed - without[SMALL], low=0.1),
-                Check("and over larger ones without it", decayed - max(without.values()), low=0.1),
-                Check("reading, fastest over slowest", slowdown(speed, "read"), 1.2, 20),
-                Check("steps, fastest over slowest", slowdown(speed, "step"), 1.0, 3),
-            ]
+            Check("least gain from the smallest state to the largest", min(x[-1] - x[0] for x in curves), low=0.3),
+            Check("most that a larger state lost", max(losses), high=0.05),
+            Check("gain of the best shape over the one with the fewest keys", best - fewest, low=0.03),
+            Check("gain of the Taylor map over elu + 1", maps["taylor2"] - maps["elu1"], low=0.2),
+            Check("bytes of a split, most over least", max(nbytes) / min(nbytes), high=1),
+            Check("gain of early over late", spent["early"] - spent["late"], low=0.03),
+            Check("gain of early over evenly", spent["early"] - spent["evenly"], low=0),
+            Check("gain of the search over the best of them", spent.pop(SEARCHED) - max(spent.values()), high=0.05),
+            Check("gain of the decay in a small state", decayed - without[SMALL], low=0.1),
+            Check("and over larger ones without it", decayed - max(without.values()), low=0.1),
+            Check("reading, fastest over slowest", read, 1.2, 20),
+            Check("steps, fastest over slowest", step, 1.0, 3),
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
@@ -185,9 +167,9 @@ class StateSize(Experiment):
         draw_sizes(one, results, "bytes", "bytes of state")
         draw_sizes(two, results, "tokens a core second", "tokens read a core second")
         one.legend(fontsize="xx-small")
-        draw_splits(three, of(results, "layers"))
-        draw_decay(four, of(results, "decay"))
-        (speed,) = of(results, "speed")
+        draw_splits(three, select(results, "part", "layers"))
+        draw_decay(four, select(results, "part", "decay"))
+        (speed,) = select(results, "part", "speed")
         for use in ("read", "step"):
             five.plot(of_sides(speed, "bytes"), of_sides(speed, use), "o-", label=use)
         five.set(xscale="log", yscale="log", xlabel="bytes of state", ylabel="tokens a core second", title="K = V")
@@ -195,46 +177,19 @@ class StateSize(Experiment):
         six.set_axis_off()
 
 
-def of(results: Sequence[Result], part: str) -> list[Result]:
-    return [r for r in results if r.cell["part"] == part]
-
-
-def mixers(results: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(str(r.cell["mixer"]) for r in results))
-
-
-def named(results: Sequence[Result], name: str) -> dict[str, float]:
-    """Accuracies by what tells the cells apart."""
-    return {str(r.cell[name]): r["accuracy"] for r in results}
-
-
-def best(results: Iterable[Result]) -> float:
-    return max(r["accuracy"] for r in results)
-
-
-def loss(curve: Sequence[float]) -> float:
-    """The most by which a number fell from one place to the next."""
-    return max(before - after for before, after in pairwise(curve))
-
-
 def of_sides(speed: Result, what: str) -> list[float]:
     """A number of every timed model, the smallest first."""
     return [speed[f"{what} {side}"] for side in str(speed.cell["sides"]).split()]
 
 
-def slowdown(speed: Result, use: str) -> float:
-    rates = of_sides(speed, use)
-    return max(rates) / min(rates)
-
-
 def draw_sizes(axes: Axes, results: Sequence[Result], across: str, label: str) -> None:
-    """Accuracy of one layer against a number of the same models."""
-    size = of(results, "size")
-    lines = {mixer: [r for r in size if r.cell["mixer"] == mixer] for mixer in mixers(size)}
-    for name, line in lines.items():
+    """Accuracy of one layer against another number of the same models."""
+    size = select(results, "part", "size")
+    for name in values_of(size, "mixer"):
+        line = select(size, "mixer", name)
         axes.plot([r[across] for r in line], [r["accuracy"] for r in line], "o-", label=f"{name}, by K")
     for part, mark in (("shape", "x"), ("map", "s")):
-        for r in of(results, part):
+        for r in select(results, "part", part):
             name = str(r.cell["feature"]) or f"gla, K = {r.cell['K']}, V = {r.cell['V']}"
             axes.plot(r[across], r["accuracy"], mark, label=name)
     axes.set(xscale="log", xlabel=label, ylabel="accuracy", title="one layer")
@@ -250,14 +205,14 @@ def draw_splits(axes: Axes, results: Sequence[Result]) -> None:
 
 def draw_decay(axes: Axes, results: Sequence[Result]) -> None:
     for decays, label in ((1, "with its decay"), (0, "without")):
-        mine = [r for r in results if r.cell["decays"] == decays]
+        mine = select(results, "decays", decays)
         axes.plot([r["bytes"] for r in mine], [r["accuracy"] for r in mine], "o-", label=f"gla {label}")
     axes.set(xscale="log", ylim=(0, 1.05), xlabel="bytes of state", ylabel="accuracy", title="texts after each other")
     axes.legend()
 
 
 def setting_of(cell: Cell, seed: int) -> Setting:
-    """What a cell names; how its K channels are spent on layers may have to be found first."""
+    """The setting of a cell; how its K channels are split over layers may have to be searched first."""
     numbers = {name: int(cell[name]) for name in ("V", "vocabulary", "pairs", "texts", "steps", "batch")}
     named = split(int(cell["K"]), int(cell["layers"]), str(cell["spent"]))
     setting = Setting(str(cell["mixer"]), str(cell["feature"]), bool(cell["decays"]), named, **numbers)
@@ -271,29 +226,27 @@ def split(total: int, layers: int, spent: str) -> tuple[int, ...]:
 
 
 def searched(setting: Setting, drawn: int, seed: int) -> Setting:
-    """With the split of the same number of channels that does best after half the steps, among a few."""
+    """The setting with the split of its key channels that recalls most after half the steps, among a few."""
     total, layers = sum(setting.keys), len(setting.keys)
     draw = generator(seed, 3)
-    tried = [
-        *(split(total, layers, spent) for spent in SPENT),
-        *(random_split(total, layers, draw) for _ in range(drawn)),
-    ]
+    tried = [split(total, layers, spent) for spent in SPENT]
+    tried += [random_split(total, layers, draw) for _ in range(drawn)]
     short = [replace(setting, keys=keys, steps=setting.steps // 2) for keys in dict.fromkeys(tried)]
-    best = max(short, key=lambda x: recalled(learned(x, seed), task(x, x.pairs, ASKED, generator(seed, 2))))
+    best = max(short, key=lambda x: label_accuracy(learned(x, seed), task(x, x.pairs, ASKED, generator(seed, 2))))
     return replace(setting, keys=best.keys)
 
 
 def random_split(total: int, layers: int, draw: torch.Generator) -> tuple[int, ...]:
-    """All splits of a number into positive ones are equally likely."""
+    """A split into positive numbers, all equally likely."""
     cuts = torch.randperm(total - 1, generator=draw)[: layers - 1].sort().values + 1
     ends = torch.cat([torch.tensor([0]), cuts, torch.tensor([total])])
     return tuple(ends.diff().tolist())
 
 
 def learned(setting: Setting, seed: int) -> LanguageModel:
-    """A model that has been trained, on one pair at first and on all from halfway.
+    """A trained model: one pair at first, all of them from halfway on.
 
-    With all of them from the start it would take several times as many steps before anything is recalled.
+    With all of them from the start it takes several times as many steps until anything is recalled.
     """
     model, draw = built(setting, seed), generator(seed, 1)
 
@@ -307,8 +260,8 @@ def learned(setting: Setting, seed: int) -> LanguageModel:
 
 
 def task(setting: Setting, pairs: int, rows: int, draw: torch.Generator) -> Examples:
-    """Texts of multi-query recall, one after the other in each row, as short as they can be."""
-    found = associations(draw, rows * setting.texts, 4 * pairs, pairs, setting.vocabulary)
+    """Texts of multi-query recall, as short as possible, one after the other in each row."""
+    found = multi_query_recall(draw, rows * setting.texts, 4 * pairs, pairs, setting.vocabulary)
     return Examples(found.tokens.view(rows, -1), found.labels.view(rows, -1))
 
 
@@ -316,8 +269,8 @@ def built(setting: Setting, seed: int) -> LanguageModel:
     sizes = {"mixer": setting.mixer, "heads": 1, "value_dim": setting.V, "convolution": 4}
     chosen = {**sizes, "feature": setting.feature} if setting.feature else sizes
     layers = [{**chosen, "key_dim": K} for K in setting.keys]
-    outer = {"vocab_size": setting.vocabulary, "d_model": D_MODEL, "mlp_dim": 0, "context": 4 * setting.pairs}
-    model = LanguageModel(Config.from_dict({**outer, "layers": layers}), seed=seed)
+    context = 4 * setting.pairs
+    model = model_without_mlps(layers, vocabulary=setting.vocabulary, d_model=D_MODEL, context=context, seed=seed)
     for mixer in model.mixers():
         if isinstance(mixer, LinearAttention) and not setting.decays:
             mixer.decay = None
@@ -325,21 +278,15 @@ def built(setting: Setting, seed: int) -> LanguageModel:
 
 
 def speeds(sides: Sequence[int], seed: int) -> dict[str, float]:
-    """Tokens a core second of models with a state of K = V, read in one piece and one by one; all in turns."""
-    calls = {name: call for side in sides for name, call in uses(side, seed).items()}
+    """Tokens a core second of models with K = V, reading a text at once or token by token, timed in turns."""
+    models = {side: built(Setting("gla", "", True, (side,), side, 32, 8, 1, 0, 0), seed) for side in sides}
+    text = torch.randint(32, (ROWS, LONG), generator=generator(seed))
+    calls: dict[str, Callable[[], object]] = {}
+    for side, model in models.items():
+        calls |= {f"read {side}": partial(model, text), f"step {side}": partial(one_by_one, model, text)}
     turns = [{name: core_seconds(call) for name, call in calls.items()} for _ in range(ROUNDS + 1)][1:]
     rates = {name: ROWS * LONG / statistics.median(turn[name] for turn in turns) for name in calls}
-    return rates | {f"bytes {side}": float(timed_model(side, seed).state_nbytes(0)) for side in sides}
-
-
-def timed_model(side: int, seed: int) -> LanguageModel:
-    return built(Setting("gla", "", True, (side,), side, 32, 8, 1, 0, 0), seed)
-
-
-def uses(side: int, seed: int) -> dict[str, Callable[[], object]]:
-    model = timed_model(side, seed)
-    text = torch.randint(32, (ROWS, LONG), generator=generator(seed))
-    return {f"read {side}": lambda: model(text), f"step {side}": lambda: one_by_one(model, text)}
+    return rates | {f"bytes {side}": float(model.state_nbytes(0)) for side, model in models.items()}
 
 
 def one_by_one(model: LanguageModel, text: Tensor) -> None:
@@ -348,13 +295,8 @@ def one_by_one(model: LanguageModel, text: Tensor) -> None:
         _, cache = model.step(tokens, cache, inplace=True)
 
 
-def read_rate(model: LanguageModel, tokens: Tensor) -> float:
-    """Tokens that a model reads in a core second, the median of some turns."""
-    return tokens.numel() / statistics.median(core_seconds(lambda: model.read(tokens)) for _ in range(ROUNDS))
-
-
 @torch.no_grad()
 def core_seconds(call: Callable[[], object]) -> float:
-    begun = time.process_time()
+    started = time.process_time()
     call()
-    return time.process_time() - begun
+    return time.process_time() - started

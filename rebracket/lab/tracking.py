@@ -1,4 +1,4 @@
-"""Whether a state can be turned over: parity and modular arithmetic beyond the length of training."""
+"""Whether a linear recurrence can track parity and modular arithmetic beyond the length of training."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from rebracket.lab.base import (
-    Cell,
-    Check,
-    Examples,
-    Experiment,
-    Result,
-    Size,
-    Verdict,
-    generator,
-    learn,
-    points,
-)
-from rebracket.lm.config import Config
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select
+from rebracket.lab.base.learning import Examples, learn, model_without_mlps
+from rebracket.lab.base.pairs import generator
+from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.model import LanguageModel
 from rebracket.train.config import OptimizerConfig
 
@@ -29,13 +20,13 @@ if TYPE_CHECKING:
 
 D_MODEL, HEADS = 32, 2
 B, T, LONGER, ASKED = 32, 32, 256, 64
-"""Texts of a step and their tokens, tokens of the longer texts afterwards, and how many these are."""
-STRETCHES = tuple(f"tokens {T * i + 1} to {T * (i + 1)}" for i in range(LONGER // T))
+"""Texts of a training step and their tokens; tokens of the longer texts of the test, and how many these are."""
+SPANS = tuple(f"tokens {T * i + 1} to {T * (i + 1)}" for i in range(LONGER // T))
 RATE, WARMUP = 1e-2, 20
 STEPS: Mapping[int, int] = {2: 400, 3: 1500}
-"""Of training, by modulus."""
+"""Training steps by modulus."""
 STARTS: Mapping[int, int] = {2: 3, 3: 1}
-"""Models trained in a cell, by modulus; the best one beyond the length of training counts, as in Grazzi et al."""
+"""Models trained in a cell, by modulus; the one that is best on longer texts counts, as in Grazzi et al."""
 GRIDS: Mapping[Size, tuple[Sequence[int], Sequence[str]]] = {
     "tiny": ([2], ["deltanet"]),
     "quick": ([2, 3], ["deltanet"]),
@@ -67,30 +58,25 @@ class Tracking(Experiment):
 
     def measure(self, cell: Cell) -> Mapping[str, float]:
         starts = STARTS[int(cell["modulus"])]
-        return max(
-            (trained(cell, starts * int(cell["seed"]) + one) for one in range(starts)), key=lambda x: x["beyond"]
-        )
+        models = (trained(cell, starts * int(cell["seed"]) + i) for i in range(starts))
+        return max(models, key=lambda numbers: numbers["beyond"])
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        positive, negative = ([r for r in results if r.cell["beta_max"] == most] for most in (1.0, 2.0))
-        reflecting = {int(r.cell["modulus"]): r["beyond"] for r in negative if r.cell["mixer"] == "deltanet"}
+        positive, negative = (select(results, "beta_max", beta_max) for beta_max in (1.0, 2.0))
+        reflecting = {int(r.cell["modulus"]): r["beyond"] for r in select(negative, "mixer", "deltanet")}
         return Verdict.of(
-            [
-                Check("most accuracy beyond, eigenvalues in [0,1]", max(r["beyond"] for r in positive), high=0.15),
-                Check("accuracy beyond, eigenvalues in [-1,1], parity", reflecting[2], low=0.95),
-                Check("least accuracy beyond, eigenvalues in [-1,1]", min(reflecting.values()), low=0.5),
-            ]
+            Check("most accuracy beyond, eigenvalues in [0,1]", max(r["beyond"] for r in positive), high=0.15),
+            Check("accuracy beyond, eigenvalues in [-1,1], parity", reflecting[2], low=0.95),
+            Check("least accuracy beyond, eigenvalues in [-1,1]", min(reflecting.values()), low=0.5),
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
         moduli = list(dict.fromkeys(int(r.cell["modulus"]) for r in results))
         for axes, modulus in zip(figure.subplots(1, len(moduli), squeeze=False)[0], moduli, strict=True):
-            for r in (r for r in results if r.cell["modulus"] == modulus):
+            for r in select(results, "modulus", modulus):
                 style = "-" if r.cell["beta_max"] == 2.0 else "--"
                 name = f"{r.cell['mixer']}, [{1 - float(r.cell['beta_max']):g},1]"
-                axes.plot(
-                    [T * i for i in range(1, len(STRETCHES) + 1)], [r[x] for x in STRETCHES], f"o{style}", label=name
-                )
+                axes.plot(range(T, LONGER + 1, T), [r[x] for x in SPANS], f"o{style}", label=name)
             axes.axvline(T, color="0.5")
             axes.set(xlabel=f"tokens; {T} in training", ylabel="accuracy, 0 is guessing", ylim=(-0.1, 1.05))
             axes.set_title("parity" if modulus == 2 else f"arithmetic modulo {modulus}")
@@ -98,25 +84,27 @@ class Tracking(Experiment):
 
 
 def trained(cell: Cell, start: int) -> Mapping[str, float]:
-    """One model from its start: the loss it ended with, and its accuracy over stretches of longer texts."""
+    """One model from its start: its last loss, and its accuracy over spans of longer texts."""
     modulus = int(cell["modulus"])
     model, draw = build(cell, start), generator(modulus, start)
     config = OptimizerConfig(learning_rate=RATE, warmup=WARMUP, weight_decay=0.0)
     losses = learn(model, lambda step: arithmetic(draw, B, T, modulus), int(cell["steps"]), config)
     right = hits(model, arithmetic(draw, ASKED, LONGER, modulus))
-    parts = {"within": right[:T], "beyond": right[T:]} | dict(zip(STRETCHES, right.split(T), strict=True))
-    return {"loss": losses[-1]} | {name: scaled(part, modulus) for name, part in parts.items()}
+    parts = {"within": right[:T], "beyond": right[T:]} | dict(zip(SPANS, right.split(T), strict=True))
+    # As Grazzi et al. count it: 0 for guessing, 1 for all.
+    scaled = {name: (float(part.mean()) - 1 / modulus) / (1 - 1 / modulus) for name, part in parts.items()}
+    return {"loss": losses[-1]} | scaled
 
 
 def build(cell: Cell, seed: int) -> LanguageModel:
     """One layer that mixes tokens through its state alone."""
     layer = {"mixer": cell["mixer"], "heads": HEADS, "beta_max": cell["beta_max"], "convolution": 1}
-    sizes = {"vocab_size": 2 * int(cell["modulus"]), "d_model": D_MODEL, "mlp_dim": 0, "context": T}
-    return LanguageModel(Config.from_dict({**sizes, "layers": [layer]}), seed=seed)
+    vocabulary = 2 * int(cell["modulus"])
+    return model_without_mlps([layer], vocabulary=vocabulary, d_model=D_MODEL, context=T, seed=seed)
 
 
 def arithmetic(draw: torch.Generator, rows: int, tokens: int, modulus: int) -> Examples:
-    """Numbers from which the value so far is taken away, y_t = x_t - y_(t-1) modulo m; the first is marked."""
+    """Numbers x and the labels y_t = x_t - y_(t-1) modulo m; the first number is marked."""
     x = torch.randint(modulus, (rows, tokens), generator=draw)
     sign = 1 - 2 * (torch.arange(tokens) % 2)
     y = (sign * x).cumsum(1) * sign % modulus
@@ -128,8 +116,3 @@ def hits(model: LanguageModel, examples: Examples) -> Tensor:
     """The fraction of right answers after each token, [tokens]."""
     logits, _ = model(examples.tokens)
     return (logits.argmax(-1) == examples.labels).double().mean(0)
-
-
-def scaled(right: Tensor, modulus: int) -> float:
-    """The mean accuracy as Grazzi et al. count it: 0 for guessing and 1 for all."""
-    return (float(right.mean()) - 1 / modulus) / (1 - 1 / modulus)

@@ -1,4 +1,4 @@
-"""Language models: a config in which every layer names its own mixer, the model, its cache, its files and its texts."""
+"""Language models: a config in which every layer names its own mixer, the model, its cache, files and generation."""
 
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import load_model, model_id, save_model

@@ -1,4 +1,4 @@
-"""What a language model keeps of the texts it has read."""
+"""The cache of a language model: all that it keeps of the tokens it has read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = "model"
 @final
 @dataclass(frozen=True, eq=False)
 class ModelCache(HeldTensors):
-    """The past of a whole model for N sequences, one layer's cache after another.
+    """The caches of all layers of a model for N sequences.
 
     Args:
         layers: one cache a layer, first layer first, all with N rows.
@@ -43,20 +43,13 @@ class ModelCache(HeldTensors):
 
     @classmethod
     def join(cls, caches: Iterable[Self]) -> Self:
-        """The rows of several caches of one model in one.
-
-        Keys and values of unlike length get zeros before the shorter ones, as `KeyValues` wants them.
-        """
+        """The rows of several caches of one model in one; shorter keys and values are padded in front."""
         named = [cache.tensors() for cache in caches]
         return cls.from_tensors({name: stacked([tensors[name] for tensors in named]) for name in named[0]})
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The cache whose `tensors` these are.
-
-        Raises:
-            ValueError: If the names are those of no cache.
-        """
+        """The cache whose `tensors` these are; a ValueError if they are those of no cache."""
         count = len({name.partition(".")[0] for name in tensors})
         return cls(tuple(LayerCache.from_tensors(below(tensors, f"{i}.")) for i in range(count)))
 
@@ -70,10 +63,10 @@ class ModelCache(HeldTensors):
 
         Args:
             path: the file.
-            model_id: `model_id` of the model that is to go on from the cache.
+            model_id: `model_id` of the model that is to continue from the cache.
 
         Raises:
-            ValueError: If the file is damaged or foreign, or its cache was made by another model.
+            ValueError: If the file is damaged or foreign, or its cache is of another model.
         """
         tensors, extra = read_tensors(path, KIND, VERSION)
         if extra.get(MODEL) != model_id:
@@ -82,6 +75,7 @@ class ModelCache(HeldTensors):
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""Models on disk: a folder of three plain files, whole or not there; nothing in it is code."""
+"""Models on disk: a folder of three plain files without code, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 
 
 def save_model(folder: str | os.PathLike[str], model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a folder, replacing the folder if it is there.
+    """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a folder; an older model there is replaced.
 
-    The folder is written beside its place and renamed, so a reader sees the old model or the new one.
+    A new folder is written and renamed, so a reader sees the old model or the new one.
 
     Args:
         folder: where to; the folder above it must exist.
@@ -35,8 +35,8 @@ def save_model(folder: str | os.PathLike[str], model: LanguageModel, tokenizer: 
         tokenizer: with no more ids than the model has.
 
     Raises:
-        ValueError: If the tokenizer has more ids than the model's vocabulary, or `folder` is something else than a
-            model's folder.
+        ValueError: If the tokenizer has more ids than the model's vocabulary, or `folder` is a file or holds other
+            files than those of a model.
         FileNotFoundError: If the folder above does not exist.
 
     Cost: the weights written once.
@@ -120,16 +120,12 @@ def model_id(model: LanguageModel) -> str:
 
 
 def refuse_other_weights(model: nn.Module, tensors: Mapping[str, Tensor], complaint: str) -> None:
-    """Raises unless the tensors have the names and shapes of the model's weights; the complaint names the first few.
-
-    Raises:
-        ValueError: If they have not.
-    """
+    """Raises a ValueError that names the first few tensors whose name or shape is not that of a weight of the model."""
     wanted, found = ({name: list(x.shape) for name, x in of.items()} for of in (model.state_dict(), tensors))
-    unlike = [name for name in sorted(wanted.keys() | found.keys()) if wanted.get(name) != found.get(name)]
-    if unlike:
-        shown = [f"{x} must be {wanted.get(x, 'absent')}, is {found.get(x, 'absent')}" for x in unlike[:FEW]]
-        more = [f"and {len(unlike) - FEW} more"] if len(unlike) > FEW else []
+    wrong = [name for name in sorted(wanted.keys() | found.keys()) if wanted.get(name) != found.get(name)]
+    if wrong:
+        shown = [f"{x} must be {wanted.get(x, 'absent')}, is {found.get(x, 'absent')}" for x in wrong[:FEW]]
+        more = [f"and {len(wrong) - FEW} more"] if len(wrong) > FEW else []
         raise ValueError(f"{complaint}: {'; '.join([*shown, *more])}")
 
 
@@ -144,7 +140,7 @@ def read_config(path: Path) -> Config:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`; on success it takes its place, on failure it goes."""
+    """A new folder that replaces `folder` on success and is deleted on failure."""
     if not folder.absolute().parent.is_dir():
         raise FileNotFoundError(f"{folder}: the folder above does not exist; make it first")
     refuse_foreign(folder)
@@ -158,7 +154,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raises if there is anything at `folder` that replacing a model would destroy."""
+    """Raises if replacing `folder` would destroy anything but a model."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -173,7 +169,7 @@ def beside_of(folder: Path) -> Path:
 
 
 def swap(new: Path, folder: Path) -> None:
-    """Renames `new` to `folder`; what was there goes."""
+    """Renames `new` to `folder` and deletes what was there."""
     old = beside_of(folder)
     if not folder.exists():
         new.rename(folder)

@@ -1,4 +1,4 @@
-"""What a language model is made of: every layer names its own mixer and sizes."""
+"""What a language model is made of: every layer names its own mixer, sizes and options."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, Self, final
 
 import torch
 
+from rebracket.base.checks import truth, whole
 from rebracket.base.registry import nearest
 from rebracket.nn import presets
-from rebracket.nn.mixer import MixerSize
+from rebracket.nn.mixer import Mixer, MixerSize
 
 PATTERN_KEYS = ("depth", "pattern", "mixers")
 
@@ -20,20 +21,20 @@ PATTERN_KEYS = ("depth", "pattern", "mixers")
 @final
 @dataclass(frozen=True)
 class LayerConfig:
-    """One layer: a preset and the sizes and choices it is built with.
+    """One layer: a preset, its sizes and its options.
 
     Args:
         mixer: name of a preset.
         heads, key_heads, key_dim, value_dim: sizes, as in `MixerSize`.
-        window, convolution, feature, beta_max, rotary_base, horizon: choices, as in `MixerSize`; None is the preset's
-            own.
+        options: the options that were chosen, as pairs of name and value, sorted; the others are the preset's defaults.
 
     Raises:
         ValueError: If there is no such preset.
 
     Example:
-        >>> LayerConfig.from_dict({"mixer": "gla", "heads": 2}, d_model=32).key_dim
-        16
+        >>> layer = LayerConfig.from_dict({"mixer": "softmax", "heads": 2, "window": 9}, d_model=32)
+        >>> layer.key_dim, layer.options
+        (16, (('window', 9),))
     """
 
     mixer: str
@@ -41,42 +42,49 @@ class LayerConfig:
     key_heads: int
     key_dim: int
     value_dim: int
-    window: int | None = None
-    convolution: int | None = None
-    feature: str | None = None
-    beta_max: float | None = None
-    rotary_base: float | None = None
-    horizon: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        known = presets.names()
-        if self.mixer not in known:
-            raise ValueError(f"mixer {self.mixer!r} is unknown{nearest(self.mixer, known)}")
+        presets.options(self.mixer)  # raises where there is no such preset
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, d_model: int, where: str = "layer") -> Self:
-        """A layer from a table; key_heads is heads by default, key_dim d_model // heads, value_dim key_dim.
+        """A layer from a table of `mixer`, sizes and the options of that preset.
+
+        key_heads is heads by default, key_dim d_model // heads, value_dim key_dim.
 
         Raises:
             ValueError: If a key is unknown or `mixer` or `heads` is missing; `where` says in which table.
         """
-        refuse_unknown(table(values, where), [field.name for field in dataclasses.fields(cls)], where)
-        refuse_missing(values, ("mixer", "heads"), where)
-        heads = whole(values, "heads", where)
+        refuse_missing(table(values, where), ("mixer",), where)
+        try:
+            known = presets.options(values["mixer"])
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        own = [field.name for field in dataclasses.fields(cls) if field.name != "options"]
+        refuse_unknown(values, [*own, *known], where)
+        refuse_missing(values, ("heads",), where)
+        heads = whole(f"{where}: heads", values["heads"])
         key_dim = values.get("key_dim", d_model // heads)
         sizes = {"key_heads": heads, "key_dim": key_dim, "value_dim": key_dim}
-        return cls(**(sizes | dict(values)))
+        chosen = sorted((name, values[name]) for name in known if values.get(name) is not None)
+        return cls(**(sizes | {name: values[name] for name in own if name in values}), options=tuple(chosen))
 
     def to_dict(self) -> dict[str, Any]:
         """The table from which `from_dict` makes an equal layer, every size spelled out."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {name: value for name, value in vars(self).items() if name != "options"} | dict(self.options)
 
     def size(self, config: Config, layer: int) -> MixerSize:
         """The size of this layer as the `layer`-th of a model."""
-        own = dataclasses.asdict(self)
-        own.pop("mixer")
         return MixerSize(
-            d_model=config.d_model, layer=layer, layers=len(config.layers), norm_eps=config.norm_eps, **own
+            d_model=config.d_model,
+            heads=self.heads,
+            key_heads=self.key_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            layer=layer,
+            layers=len(config.layers),
+            norm_eps=config.norm_eps,
         )
 
 
@@ -119,29 +127,25 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, least in (("vocab_size", 1), ("d_model", 1), ("mlp_dim", 0), ("context", 1)):
-            whole(vars(self), name, "config", least)
-        if not isinstance(self.tie_embeddings, bool):
-            raise TypeError(f"tie_embeddings must be True or False, got {self.tie_embeddings!r}")
+            whole(f"config: {name}", getattr(self, name), least)
+        truth("tie_embeddings", self.tie_embeddings)
         if not self.layers:
             raise ValueError("layers must hold at least one layer, got none")
-        self.sizes()
+        for index, layer in enumerate(self.layers):
+            try:
+                with torch.device("meta"):  # every part checks itself, and no weight is made
+                    self.mixer(index)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"layers[{index}] ({layer.mixer}): {error}") from error
 
     def sizes(self) -> tuple[MixerSize, ...]:
-        """The size of every layer.
+        """The size of every layer."""
+        return tuple(layer.size(self, i) for i, layer in enumerate(self.layers))
 
-        Raises:
-            ValueError: If one is out of its range; the message names the layer.
-        """
-        return tuple(self.checked_size(layer, i) for i, layer in enumerate(self.layers))
-
-    def checked_size(self, layer: LayerConfig, index: int) -> MixerSize:
-        """The size of one layer, or a ValueError that names the layer."""
-        try:
-            size = layer.size(self, index)
-            presets.check(layer.mixer, size)
-            return size
-        except ValueError as error:
-            raise ValueError(f"layers[{index}] ({layer.mixer}): {error}") from error
+    def mixer(self, index: int) -> Mixer:
+        """The mixer of one layer, its weights not yet drawn from a seed."""
+        layer = self.layers[index]
+        return presets.make(layer.mixer, layer.size(self, index), dict(layer.options))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -159,7 +163,7 @@ class Config:
         own = [field.name for field in dataclasses.fields(cls)]
         refuse_unknown(table(values, "config"), [*own, *PATTERN_KEYS], "config")
         refuse_missing(values, ("vocab_size", "d_model", "context"), "config")
-        d_model = whole(values, "d_model", "config")
+        d_model = whole("config: d_model", values["d_model"])
         plain = {key: value for key, value in values.items() if key in own}
         widened = {"mlp_dim": 8 * -(-d_model // 3), **plain}
         return cls(**{**widened, "layers": layers_of(values, d_model)})
@@ -181,7 +185,9 @@ class Config:
 
 
 def kept(tokens: int, layer: LayerConfig) -> int:
-    return tokens if layer.window is None else min(tokens, layer.window - 1)
+    """Tokens that a softmax layer holds: those of its window but the present one, or all."""
+    window = dict(layer.options).get("window")
+    return tokens if window is None else min(tokens, window - 1)
 
 
 def layers_of(values: Mapping[str, Any], d_model: int) -> tuple[LayerConfig, ...]:
@@ -204,7 +210,8 @@ def patterned_layers(values: Mapping[str, Any], d_model: int) -> tuple[LayerConf
         raise ValueError(f"pattern must be a list of at least one name, got {pattern!r}")
     refuse_unknown(dict.fromkeys(pattern), tables.keys(), "pattern")
     named = {name: named_layer(name, sizes, d_model) for name, sizes in tables.items()}
-    return tuple(named[name] for name in itertools.islice(itertools.cycle(pattern), whole(values, "depth", "config")))
+    depth = whole("config: depth", values["depth"])
+    return tuple(named[name] for name in itertools.islice(itertools.cycle(pattern), depth))
 
 
 def named_layer(name: str, sizes: object, d_model: int) -> LayerConfig:
@@ -229,11 +236,3 @@ def refuse_missing(values: Mapping[str, Any], needed: Collection[str], where: st
     missing = [key for key in needed if key not in values]
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} must be given")
-
-
-def whole(values: Mapping[str, Any], name: str, where: str, least: int = 1) -> int:
-    """The whole number of that name, or a ValueError."""
-    value = values[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}: {name} must be a whole number of at least {least}, got {value!r}")
-    return value

@@ -1,4 +1,4 @@
-"""Texts that grow: prompts are read in pieces, then every row gains a token a step, from a past of fixed size."""
+"""Generation: prompts are read in pieces, then every text gains a token a step, from a cache of fixed size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rebracket.base.random import uniform
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import model_id
 from rebracket.lm.model import LanguageModel
-from rebracket.lm.prefill import PIECE, absorb, silent
+from rebracket.lm.prefill import PIECE, prefill, silent
 from rebracket.lm.sampling import Sampler
 from rebracket.lm.stopping import cut
 from rebracket.lm.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class Settings:
     Args:
         sampler: how tokens are chosen.
         stop: strings that end a text and are not part of it.
-        endless: never choose the end of the document.
+        endless: never sample the end of the document.
 
     Raises:
         ValueError: If a stop string is empty.
@@ -60,16 +60,16 @@ class Settings:
 @final
 @dataclass(frozen=True)
 class Row:
-    """Where one text stands between two tokens.
+    """The state of one text between two tokens, its cache aside.
 
     Args:
         seed: of its random numbers.
-        last: the newest token, given or chosen; it is read with the next one.
+        last: the newest token, given or sampled; the next step reads it.
         drawn: random numbers used.
         read: tokens that the cache has read.
-        unfinished: bytes of a character that is not whole yet.
+        unfinished: bytes of an incomplete character.
         held: text not shown yet, because it may be the beginning of a stop string.
-        ended: whether the text is over.
+        ended: whether the text has ended.
 
     Example:
         >>> row = Row(seed=3, last=256, unfinished=bytes([195]))
@@ -86,7 +86,7 @@ class Row:
     ended: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as JSON can hold it."""
+        """The row in JSON types."""
         return {**asdict(self), "unfinished": self.unfinished.hex()}
 
     @classmethod
@@ -102,8 +102,8 @@ class Piece(NamedTuple):
     Args:
         row: which text.
         token: its id.
-        text: the characters that became certain; often none, sometimes more than the token's own.
-        ended: whether the text is over with it.
+        text: the characters that can now be shown; often none, sometimes more than the token's own.
+        ended: whether the text ends with it.
 
     Example:
         >>> Piece(row=0, token=104, text="h", ended=False).text
@@ -118,19 +118,19 @@ class Piece(NamedTuple):
 
 @final
 class Generation:
-    """N texts that a model continues side by side, each from its own past.
+    """N texts that a model continues as a batch.
 
-    Between two tokens a text is its cache and a `Row`: that is all that is kept, and what `save` writes. To stop, save,
-    load in another process and go on gives the same text, bit for bit, as never to have stopped.
+    Between two tokens the whole state of a text is its cache and a `Row`, and `save` writes both. A text that is saved
+    and resumed in another process is bit for bit the same as one that was never interrupted.
 
     Args:
         model: the writer; its weights must not change meanwhile.
         tokenizer: its tokenizer.
         settings: how texts are continued.
-        rows: where each text stands.
-        cache: what the model read of them, N rows; it is written over.
+        rows: the state of each text.
+        cache: of all texts, N rows; it is written over.
 
-    Cost: the cache, whatever the length of the texts; a token costs one step of the model.
+    Cost: memory of the cache, whatever the length of the texts; one step of the model a token.
 
     Example:
         >>> from rebracket.lm.config import Config
@@ -149,24 +149,24 @@ class Generation:
         self.tokenizer = tokenizer
         self.settings = settings
         self._rows = list(rows)
-        self._own(cache)
+        self._set_cache(cache)
 
     @classmethod
     def begin(
         cls, model: LanguageModel, tokenizer: Tokenizer, rows: int = 1, settings: Settings = Settings()
     ) -> Generation:
-        """Texts that have only the document mark before them; row n draws from seed + n."""
+        """New texts, which begin with the document mark; row n has seed + n."""
         fresh = [Row(settings.sampler.seed + n, tokenizer.document) for n in range(rows)]
         return cls(model, tokenizer, settings, fresh, model.empty_cache(rows))
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Where each text stands."""
+        """The state of each text."""
         return tuple(self._rows)
 
     @property
     def cache(self) -> ModelCache:
-        """What the model read of all texts, N rows; the next token may be written over it."""
+        """The cache of all texts, N rows; the next step may write over it."""
         if not self._resting:
             return self._cache
         growing = {n: self._cache.select([place]) for place, n in enumerate(self._growing)}
@@ -179,15 +179,15 @@ class Generation:
         return self._cache.nbytes + sum(cache.nbytes for cache in self._resting.values())
 
     def fork(self, rows: int) -> Generation:
-        """Many texts that go on from the only one here; row n draws from its seed + n."""
+        """Copies of the only text here, to be continued apart; row n has its seed + n."""
         if len(self._rows) != 1:
-            raise ValueError(f"one text can be forked, here are {len(self._rows)}")
+            raise ValueError(f"only a single text can be forked, got {len(self._rows)}")
         (row,) = self._rows
         forked = [replace(row, seed=row.seed + n) for n in range(rows)]
         return Generation(self.model, self.tokenizer, self.settings, forked, self.cache.select([0] * rows))
 
     def with_settings(self, settings: Settings) -> Generation:
-        """The same texts continued in another way; a new seed begins its random numbers anew."""
+        """The same texts with other settings; a new seed restarts the random numbers."""
         rows, seed = self._rows, settings.sampler.seed
         if seed != self.settings.sampler.seed:
             rows = [replace(row, seed=seed + n, drawn=0) for n, row in enumerate(rows)]
@@ -196,30 +196,30 @@ class Generation:
     def read(
         self, prompts: Sequence[str], *, piece: int = PIECE, report: Callable[[int, int], None] = silent
     ) -> list[str]:
-        """Reads what others wrote: a prompt a text, behind what is there. A text that had ended goes on.
+        """Appends a prompt to each text and reads it. A text that had ended continues.
 
         Args:
             prompts: N texts; "" leaves a text as it is.
             piece: most tokens read at a time, >= 1.
-            report: told again and again how many tokens of how many are read.
+            report: called after each piece with the number of tokens read and of all.
 
         Returns:
-            For each text, what of the model's was still held back and now stands before the prompt.
+            For each text, the generated characters that were still held back before the prompt.
 
         Raises:
             ValueError: If there is not one prompt a text.
         """
         if len(prompts) != len(self._rows):
             raise ValueError(f"prompts must be one a text, {len(self._rows)}, got {len(prompts)}")
-        held = [self._settle(n) if prompt else "" for n, prompt in enumerate(prompts)]
+        held = [self._release(n) if prompt else "" for n, prompt in enumerate(prompts)]
         coded = self.tokenizer.encode_all(prompts)
         texts = [[row.last, *ids][: len(ids)] for row, ids in zip(self._rows, coded, strict=True)]
-        cache = absorb(self.model, texts, self.cache, piece=piece, report=report)
+        cache = prefill(self.model, texts, self.cache, piece=piece, report=report)
         self._rows = [
             replace(row, last=ids[-1], read=row.read + len(ids), ended=False) if ids else row
             for row, ids in zip(self._rows, coded, strict=True)
         ]
-        self._own(cache)
+        self._set_cache(cache)
         return held
 
     def grow(self, tokens: int) -> Iterator[list[Piece]]:
@@ -229,21 +229,21 @@ class Generation:
             tokens: most tokens for each.
 
         Yields:
-            For each step, what it adds to each text that was still growing.
+            For each step, what it adds to each text that had not ended.
         """
         for _ in range(tokens):
             if not self._growing:
                 return
-            pieces = [self._gain(n, token) for n, token in zip(self._growing, self._step(), strict=True)]
-            self._part()
+            pieces = [self._append(n, token) for n, token in zip(self._growing, self._step(), strict=True)]
+            self._set_ended_aside()
             yield pieces
 
     def rest(self) -> list[str]:
-        """What of each text is still held back, for when it is known that it will not go on."""
-        return [self._settle(n) for n in range(len(self._rows))]
+        """What is still held back of each text, to show it when the text is not continued."""
+        return [self._release(n) for n in range(len(self._rows))]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes all that is needed to go on, whole or not at all.
+        """Writes all that is needed to resume to one file, whole or not at all.
 
         Raises:
             FileNotFoundError: If the folder does not exist.
@@ -271,20 +271,20 @@ class Generation:
             rows = [Row.from_dict(row) for row in json.loads(about["rows"])]
         except (KeyError, ValueError, TypeError) as error:
             raise ValueError(f"{path}: damaged: {error}") from error
-        # Copies, because numbers in the memory of a file may lie elsewhere than where torch puts its own, and sums that
-        # begin at another place in memory may be rounded differently.
+        # Copies, because tensors in the memory of a file may not be aligned as torch's own are, and the alignment may
+        # change how sums are rounded.
         copies = {name: x.clone() for name, x in tensors.items()}
         return cls(model, tokenizer, settings, rows, ModelCache.from_tensors(copies).to(model.embed.weight.device))
 
-    def _own(self, cache: ModelCache) -> None:
-        """Takes a cache of all rows."""
+    def _set_cache(self, cache: ModelCache) -> None:
+        """Starts from a cache of all rows."""
         self._cache = cache
         self._growing = list(range(len(self._rows)))
         self._resting: dict[int, ModelCache] = {}
-        self._part()
+        self._set_ended_aside()
 
-    def _part(self) -> None:
-        """Lays the caches of texts that have ended aside, so that the others go on without them."""
+    def _set_ended_aside(self) -> None:
+        """Takes the texts that have ended out of the batch."""
         ended = [place for place, n in enumerate(self._growing) if self._rows[n].ended]
         if not ended:
             return
@@ -295,42 +295,38 @@ class Generation:
 
     @torch.inference_mode()
     def _step(self) -> list[int]:
-        """The next token of every growing text."""
+        """Samples the next token of every growing text."""
         rows = [self._rows[n] for n in self._growing]
         tokens = torch.tensor([row.last for row in rows], device=self.model.embed.weight.device)
         logits, self._cache = self.model.step(tokens, self._cache, inplace=True)
-        # The mark is the tokenizer's last id; a model may have more, which stand for nothing.
+        # The document mark is the tokenizer's last id; a model may have more ids, which mean nothing.
         count = self.tokenizer.document if self.settings.endless else self.tokenizer.vocab_size
         sampler = self.settings.sampler
         numbers = [uniform(row.seed, row.drawn) for row in rows] if sampler.draws else []
         return sampler.choose(logits[:, :count], numbers)
 
-    def _gain(self, n: int, token: int) -> Piece:
+    def _append(self, n: int, token: int) -> Piece:
+        """Appends a token to a text."""
         row = self._rows[n]
         row = replace(row, last=token, read=row.read + 1, drawn=row.drawn + self.settings.sampler.draws)
         if token == self.tokenizer.document:
             self._rows[n] = replace(row, ended=True)
-            return Piece(n, token, self._settle(n), True)
+            return Piece(n, token, self._release(n), True)
         data = row.unfinished + self.tokenizer.decode_bytes([token])
         text, used = codecs.utf_8_decode(data, "replace", False)
         shown, held, stopped = cut(row.held + text, self.settings.stop)
         self._rows[n] = replace(row, unfinished=b"" if stopped else data[used:], held=held, ended=stopped)
         return Piece(n, token, shown, stopped)
 
-    def _settle(self, n: int) -> str:
-        """Takes what is held back of a text, which can no longer become more than it is."""
+    def _release(self, n: int) -> str:
+        """What was held back of a text, an incomplete character as a replacement character."""
         row = self._rows[n]
         self._rows[n] = replace(row, unfinished=b"", held="")
         return row.held + row.unfinished.decode("utf-8", "replace")
 
 
 def refuse_replacing(path: str | PathLike[str]) -> None:
-    """Raises unless `save` could write there without destroying anything but texts saved earlier.
-
-    Raises:
-        FileNotFoundError: If the folder does not exist.
-        ValueError: If there is another kind of file.
-    """
+    """Raises if the folder of a file does not exist, or there is a file that is not one of saved texts."""
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"{path}: its folder does not exist; make it first")

@@ -11,13 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.config import Config, LayerConfig
-from rebracket.nn import presets
 from rebracket.nn.cache import LayerCache
-from rebracket.nn.initialization import draw
-from rebracket.nn.mixer import Mixer, MixerSize
+from rebracket.nn.mixer import Mixer
 from rebracket.nn.mlp import GatedMLP
 from rebracket.nn.norms import RMSNorm
-from rebracket.nn.projections import Projection
+from rebracket.nn.projections import Projection, draw
 from rebracket.ops.checks import Mode
 
 
@@ -45,15 +43,15 @@ class Block(nn.Module):
     x' = x + mixer(norm(x)),   x'' = x' + mlp(norm(x'))
 
     Args:
-        mixer: name of a preset.
-        size: its sizes.
+        mixer: the layer over time.
         mlp_dim: width of the MLP's middle; 0 leaves it out.
     """
 
-    def __init__(self, mixer: str, size: MixerSize, mlp_dim: int) -> None:
+    def __init__(self, mixer: Mixer, mlp_dim: int) -> None:
         super().__init__()
+        size = mixer.size
         self.mixer_norm = RMSNorm(size.d_model, size.norm_eps)
-        self.mixer: Mixer = presets.make(mixer, size)
+        self.mixer = mixer
         self.mlp_norm = RMSNorm(size.d_model, size.norm_eps) if mlp_dim else None
         self.mlp = GatedMLP(size.d_model, mlp_dim, size.layers) if mlp_dim else None
 
@@ -61,18 +59,18 @@ class Block(nn.Module):
         self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
     ) -> tuple[Tensor, LayerCache]:
         y, after = self.mixer(self.mixer_norm(x), cache=cache, cu_seqlens=cu_seqlens, mode=mode)
-        return self.think(x + y), after
+        return self.feed_forward(x + y), after
 
     def step(self, x: Tensor, cache: LayerCache, inplace: bool) -> tuple[Tensor, LayerCache]:
         """One token a row: x [B,d_model]."""
         y, after = self.mixer.step(self.mixer_norm(x), cache, inplace=inplace)
-        return self.think(x + y), after
+        return self.feed_forward(x + y), after
 
-    def think(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
         return x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))
 
     def reset_parameters(self) -> None:
-        """Draws every weight again, in the order in which they are used."""
+        """Draws every weight again, in the order of use."""
         for part in (self.mixer_norm, self.mixer, self.mlp_norm, self.mlp):
             if part is not None:
                 part.reset_parameters()
@@ -86,14 +84,14 @@ class LanguageModel(nn.Module):
 
     Args:
         config: the sizes.
-        seed: of the first weights; the generators outside are left as they were.
+        seed: of the first weights; torch's own random generators are not changed.
 
     Attributes:
-        recompute: whether training keeps only each block's input and computes the rest again in the backward pass:
-            less memory, about a third more time. False at first.
+        recompute: whether training keeps only each block's input and recomputes the rest in the backward pass: less
+            memory, about a third more time. False at first.
 
-    Cost: forward about 2 operations a parameter and token; memory of all tokens' logits, B T vocab numbers (`read`
-    and `logits` give those of some only).
+    Cost: about 2 operations a parameter and token forward; memory for all logits, B T vocab numbers (`read` and
+    `logits` give those of some tokens only).
 
     Example:
         >>> config = Config.from_dict({
@@ -110,9 +108,7 @@ class LanguageModel(nn.Module):
         self.recompute = False
         weight = torch.empty(config.vocab_size, config.d_model)  # init_weights draws it; Embedding need not
         self.embed = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
-        self.blocks = nn.ModuleList(
-            Block(layer.mixer, size, config.mlp_dim) for layer, size in zip(config.layers, config.sizes(), strict=True)
-        )
+        self.blocks = nn.ModuleList(Block(config.mixer(index), config.mlp_dim) for index in range(len(config.layers)))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = None if config.tie_embeddings else Projection(config.d_model, config.vocab_size)
         self.init_weights(seed)
@@ -129,7 +125,7 @@ class LanguageModel(nn.Module):
 
         Args:
             tokens: [B,T] int64 or int32, in [0, vocab); B = 1 when packed.
-            cache: what earlier tokens left, or None at the start.
+            cache: of the tokens before, or None at the start.
             cu_seqlens: [N+1] bounds of sequences packed into one row; the cache then has N rows.
             mode: how the linear layers compute: "parallel", "chunk", "recurrent" or "auto".
 
@@ -151,27 +147,27 @@ class LanguageModel(nn.Module):
         cu_seqlens: Tensor | None = None,
         mode: Mode = "auto",
     ) -> tuple[Tensor, ModelCache]:
-        """As `forward`, but x [B,T,d_model] in the place of the logits: `logits(x[:, -1])` gives the last ones only."""
+        """As `forward`, with x [B,T,d_model] in place of the logits: `logits(x[:, -1])` gives the last ones only."""
         refuse_tokens(tokens, "B,T")
         x = self.embed(tokens)
         after, blocks = [], self.each_block()
-        pasts = [None] * len(blocks) if cache is None else self.pasts(cache)
-        for block, past in zip(blocks, pasts, strict=True):
-            x, kept = self.run(block, x, past, cu_seqlens, mode)
-            after.append(kept)
+        before = [None] * len(blocks) if cache is None else self.layer_caches(cache)
+        for block, layer in zip(blocks, before, strict=True):
+            x, layer = self.run_block(block, x, layer, cu_seqlens, mode)
+            after.append(layer)
         return x, ModelCache(tuple(after))
 
-    def run(
+    def run_block(
         self, block: Block, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
     ) -> tuple[Tensor, LayerCache]:
-        """One block over a stretch, its activations kept or made again in the backward pass."""
+        """One block over T tokens, its activations kept or recomputed in the backward pass."""
         if not (self.recompute and torch.is_grad_enabled()):
             return block(x, cache, cu_seqlens, mode)
         result = checkpoint(block, x, cache, cu_seqlens, mode, use_reentrant=False)
         return cast("tuple[Tensor, LayerCache]", result)
 
     def logits(self, x: Tensor) -> Tensor:
-        """What the residual stream x [...,d_model] predicts, [...,vocab]."""
+        """The logits [...,vocab] of the residual stream x [...,d_model]."""
         weight = self.embed.weight if self.head is None else self.head.weight
         return F.linear(self.norm(x), weight)
 
@@ -180,7 +176,7 @@ class LanguageModel(nn.Module):
 
         Args:
             tokens: [B] int64 or int32, in [0, vocab).
-            cache: what earlier tokens left; `empty_cache` at the start.
+            cache: of the tokens before; `empty_cache` at the start.
             inplace: write linear layers' new states over the old ones; without gradients only.
 
         Returns:
@@ -190,18 +186,18 @@ class LanguageModel(nn.Module):
             ValueError: If a shape does not fit, or the cache is of another model.
             TypeError: If tokens are not whole numbers.
 
-        Cost: about 2 operations a parameter, whatever came before; softmax layers read their whole cache.
+        Cost: about 2 operations a parameter, however many tokens came before; softmax layers read their whole cache.
         """
         refuse_tokens(tokens, "B")
         x = self.embed(tokens)
         after = []
-        for block, past in zip(self.each_block(), self.pasts(cache), strict=True):
-            x, kept = block.step(x, past, inplace)
-            after.append(kept)
+        for block, layer in zip(self.each_block(), self.layer_caches(cache), strict=True):
+            x, layer = block.step(x, layer, inplace)
+            after.append(layer)
         return ModelOutput(self.logits(x), ModelCache(tuple(after)))
 
-    def pasts(self, cache: ModelCache) -> tuple[LayerCache, ...]:
-        """One past a layer."""
+    def layer_caches(self, cache: ModelCache) -> tuple[LayerCache, ...]:
+        """One cache a layer; a ValueError if the cache has more or fewer."""
         found, wanted = len(cache.layers), len(self.blocks)
         if found != wanted:
             raise ValueError(f"cache must have {wanted} layers, got {found}: is it another model's?")
@@ -218,11 +214,11 @@ class LanguageModel(nn.Module):
     def empty_cache(
         self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> ModelCache:
-        """The cache of `rows` sequences that have not begun; dtype and device default to those of the weights."""
+        """The cache of `rows` sequences before their first token; dtype and device default to those of the weights."""
         return ModelCache(tuple(mixer.empty_cache(rows, dtype=dtype, device=device) for mixer in self.mixers()))
 
     def init_weights(self, seed: int) -> None:
-        """Draws every weight again from a seed, in place; the generators outside are left as they were."""
+        """Draws every weight again from a seed, in place; torch's own random generators are not changed."""
         device = self.embed.weight.device
         forked = [] if device.type in ("cpu", "meta") else [device]
         with torch.random.fork_rng(forked, device_type=device.type if forked else "cuda"):
@@ -239,11 +235,11 @@ class LanguageModel(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def state_nbytes(self, tokens: int) -> int:
-        """Bytes of one sequence's cache after `tokens` tokens: constant but for softmax layers."""
+        """Bytes of one sequence's cache after `tokens` tokens: constant except for softmax layers."""
         return sum(mixer.state_nbytes(tokens) for mixer in self.mixers())
 
     def summary(self) -> tuple[str, ...]:
-        """The model in printable lines: sizes, each layer with its state, and the state against a softmax model's."""
+        """The model in printable lines: sizes, each layer with its state, and the state beside a softmax model's."""
         config, tokens = self.config, self.config.context
         pairs = enumerate(zip(config.layers, self.mixers(), strict=True))
         first = f"{self.parameter_count():,} parameters, d_model {config.d_model}, vocabulary {config.vocab_size:,}"

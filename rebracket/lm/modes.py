@@ -1,4 +1,4 @@
-"""The same model over the same text in every way it can compute it: what each costs, and how far they lie apart."""
+"""One model over one text in every mode: what each costs, and how much their logits differ."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WARM = 2
 @final
 @dataclass(frozen=True)
 class Measured:
-    """What one way took, and how well the text was foreseen.
+    """What one way took, and how well it predicted the text.
 
     Args:
         seconds: for the text, logits included.
-        nbytes: the most memory held while it ran, beyond what was held before.
+        nbytes: peak memory while it ran, beyond what was held before.
         nats: sum of -ln p over the tokens after the first.
     """
 
@@ -41,8 +41,8 @@ class Measured:
 
 @final
 @dataclass(frozen=True)
-class Apart:
-    """How far logits lie from those of another way.
+class Difference:
+    """How much logits differ from those of another way.
 
     Args:
         largest: the largest difference of two logits.
@@ -88,16 +88,13 @@ def stepped(model: LanguageModel, tokens: Tensor) -> Iterator[Tensor]:
 def measure(folder: Path, tokens: Sequence[int], way: Way, out: Path) -> Measured:
     """Loads a model, runs a text through it in one way, and writes the logits, as float32, to a file.
 
-    Meant for a process of its own, so that no other way has left its memory behind.
+    Meant for a process of its own, whose memory no other way has used.
 
     Args:
         folder: of the model, which computes in float32.
         tokens: the text, at least two.
         way: how.
         out: the file.
-
-    Returns:
-        What it took.
     """
     model, text = load_model(folder)[0].float().eval(), torch.tensor(tokens)
     for _ in logits_by(model, text[:WARM], way):
@@ -113,8 +110,8 @@ def measure(folder: Path, tokens: Sequence[int], way: Way, out: Path) -> Measure
     return Measured(time.perf_counter() - begun, max(peak_nbytes() - before, 0), nats)
 
 
-def apart(first: Path, second: Path) -> Apart:
-    """How far the logits in two files of `measure` lie apart; the spread is that of the first.
+def difference(first: Path, second: Path) -> Difference:
+    """How much the logits in two files of `measure` differ; the spread is that of the first.
 
     Raises:
         ValueError: If the files are not of one length.
@@ -123,4 +120,4 @@ def apart(first: Path, second: Path) -> Apart:
         raise ValueError(f"{first} and {second} must hold as many logits")
     one, other = (torch.from_file(str(path), size=path.stat().st_size // 4) for path in (first, second))
     parts = zip(one.split(1 << 20), other.split(1 << 20), strict=True)
-    return Apart(torch.stack([(a - b).abs().amax() for a, b in parts]).amax().item(), one.std().item())
+    return Difference(torch.stack([(a - b).abs().amax() for a, b in parts]).amax().item(), one.std().item())

@@ -1,4 +1,4 @@
-"""Reading prompts: many of unlike lengths in one row, long ones in pieces."""
+"""Reading prompts: many of different lengths packed in one row, long ones in pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIECE = 4096
 
 
 @final
-class Stretch(NamedTuple):
+class Slice(NamedTuple):
     """Tokens `begin` to `end` of one row's text."""
 
     row: int
@@ -28,7 +28,7 @@ def silent(read: int, of: int) -> None:
 
 
 @torch.inference_mode()
-def absorb(
+def prefill(
     model: LanguageModel,
     texts: Sequence[Sequence[int]],
     cache: ModelCache,
@@ -36,28 +36,27 @@ def absorb(
     piece: int = PIECE,
     report: Callable[[int, int], None] = silent,
 ) -> ModelCache:
-    """Reads texts of unlike lengths, without logits: only what the model keeps of them is wanted.
+    """Reads texts of different lengths into a cache, without computing logits.
 
-    Each text is cut at multiples of `piece` of its own, so how it is cut does not depend on the others; short ones
-    share a call, packed with cu_seqlens.
+    Each text is cut at multiples of `piece`, whatever the others are; short ones share a call, packed with cu_seqlens.
 
     Args:
         model: the reader.
         texts: N texts of tokens; they may be empty.
-        cache: what came before them, N rows; not changed.
+        cache: of the tokens before them, N rows; not changed.
         piece: most tokens of one call, >= 1.
-        report: told after each call how many tokens of how many are read.
+        report: called after each call with the number of tokens read and of all.
 
     Returns:
         The cache after the texts, N rows.
 
-    Cost: memory of the activations of `piece` tokens, however long the texts are.
+    Cost: memory for the activations of `piece` tokens, however long the texts are.
 
     Example:
         >>> from rebracket.lm.config import Config
         >>> layers = [{"mixer": "gla", "heads": 2}]
         >>> model = LanguageModel(Config.from_dict({"vocab_size": 7, "d_model": 8, "context": 6, "layers": layers}))
-        >>> absorb(model, [[1, 2, 3], []], model.empty_cache(2)).rows
+        >>> prefill(model, [[1, 2, 3], []], model.empty_cache(2)).rows
         2
     """
     device = model.embed.weight.device
@@ -72,26 +71,26 @@ def absorb(
     return cache
 
 
-def calls(lengths: Sequence[int], piece: int) -> Iterator[list[Stretch]]:
-    """The stretches of all rows in order, grouped so that no group has more than `piece` tokens or a row twice."""
-    group: list[Stretch] = []
-    for stretch in stretches(lengths, piece):
-        if group and sum(end - begin for _, begin, end in (*group, stretch)) > piece:
+def calls(lengths: Sequence[int], piece: int) -> Iterator[list[Slice]]:
+    """The slices of all rows in order, grouped so that no group has more than `piece` tokens or a row twice."""
+    group: list[Slice] = []
+    for part in slices(lengths, piece):
+        if group and sum(end - begin for _, begin, end in (*group, part)) > piece:
             yield group
             group = []
-        group.append(stretch)
+        group.append(part)
     if group:
         yield group
 
 
-def stretches(lengths: Sequence[int], piece: int) -> Iterator[Stretch]:
+def slices(lengths: Sequence[int], piece: int) -> Iterator[Slice]:
     for row, length in enumerate(lengths):
         for begin in range(0, length, piece):
-            yield Stretch(row, begin, min(begin + piece, length))
+            yield Slice(row, begin, min(begin + piece, length))
 
 
-def pack(texts: Sequence[Sequence[int]], group: Sequence[Stretch]) -> tuple[list[int], list[int]]:
-    """The tokens of a group in one row, and the bounds of every text's share, the empty ones too."""
+def pack(texts: Sequence[Sequence[int]], group: Sequence[Slice]) -> tuple[list[int], list[int]]:
+    """The tokens of a group in one row, and the bounds of every text's tokens in it, empty ones included."""
     counts = [0] * len(texts)
     tokens: list[int] = []
     for row, begin, end in group:

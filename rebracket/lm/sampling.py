@@ -1,8 +1,7 @@
-"""Choosing the next token: from the model's distribution, cut and sharpened, with a random number of the row's own."""
+"""Sampling the next token from the logits, with temperature, top-k and top-p and one random stream a row."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -10,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.base.checks import number, whole
+from rebracket.base.checks import number, whole, within
 from rebracket.base.random import WORD
 
 
@@ -22,8 +21,8 @@ class Sampler:
         p = softmax(logits / temperature), kept to the `top_k` likeliest tokens, then to the fewest of these that hold
         `top_p` of what they hold together; the token is where p, summed from the likeliest, passes a number of [0, 1)
 
-    The numbers of a row depend on its seed and on how many it drew before, on nothing else: a row's text does not
-    depend on the rows beside it, and two whole numbers are all that it takes to go on.
+    A row's random numbers depend only on its seed and on how many it has drawn: its text does not depend on the other
+    rows of the batch, and two whole numbers are enough to resume it.
 
     Args:
         temperature: >= 0; 0 always takes the likeliest token, 1 is the model's own distribution.
@@ -52,12 +51,7 @@ class Sampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.temperature, bool)
-            or not isinstance(self.temperature, (int, float))
-            or not (0 <= self.temperature < math.inf)
-        ):
-            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature!r}")
+        within("temperature", self.temperature, 0)
         if self.top_k is not None:
             whole("top_k", self.top_k)
         number("top_p", self.top_p, 0, 1)
@@ -92,7 +86,7 @@ class Sampler:
         return ids.gather(-1, pick(share, numbers)[:, None])[:, 0].tolist()
 
     def share(self, logits: Tensor) -> Tensor:
-        """The probabilities, in float64, so that a sum over many tokens still knows the rare ones."""
+        """The probabilities, in float64, so that a sum over many tokens does not lose the rare ones."""
         return (logits.double() / self.temperature).softmax(-1)
 
     def nucleus(self, share: Tensor) -> Tensor:
@@ -101,7 +95,7 @@ class Sampler:
 
 
 def pick(share: Tensor, numbers: Sequence[float]) -> Tensor:
-    """The place [B] at which the shares [B,n], summed from the left, pass each number's part of the whole."""
+    """The first place [B] at which the running sum of the shares [B,n] exceeds that number's part of the total."""
     summed = share.cumsum(-1)
     part = summed[:, -1] * torch.tensor(numbers, dtype=share.dtype, device=share.device)
     refuse_broken(part)
@@ -109,6 +103,6 @@ def pick(share: Tensor, numbers: Sequence[float]) -> Tensor:
 
 
 def refuse_broken(numbers: Tensor) -> None:
-    """Raises if a number that the logits led to is none; NaN spreads to all of these."""
+    """Raises if a number computed from the logits is not finite; NaN in any logit reaches these."""
     if not bool(numbers.isfinite().all()):
         raise FloatingPointError("logits hold NaN or infinity: the model's weights or the state are damaged")

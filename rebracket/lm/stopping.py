@@ -1,4 +1,4 @@
-"""Where a text ends: the first stop string, never shown, found although it comes in pieces."""
+"""Stop strings: the first one ends a text and is not shown, however many pieces it arrives in."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, final
@@ -9,9 +9,9 @@ class Cut(NamedTuple):
     """A text cut where it may have to end.
 
     Args:
-        shown: what no stop string can take back.
+        shown: the part that belongs to no stop string.
         held: the end that may be the beginning of a stop string; "" if one was found.
-        stopped: whether a stop string was found; it and what follows it are gone.
+        stopped: whether a stop string was found; it and what follows it are dropped.
     """
 
     shown: str
@@ -22,16 +22,11 @@ class Cut(NamedTuple):
 def cut(text: str, stops: Sequence[str]) -> Cut:
     r"""Cuts a text before the stop string that is complete first.
 
-    `cut(held + new, stops)`, piece after piece, shows the same text however it comes in pieces.
+    `cut(held + new, stops)`, piece after piece, shows the same text whatever the pieces are.
 
     Args:
-        text: what was held back, and what came since.
+        text: what was held back, and what is new.
         stops: strings of at least one character.
-
-    Returns:
-        The cut.
-
-    Cost: the text searched once for each string.
 
     Example:
         >>> cut("x = 1\n", ["\n\n", "END"])
@@ -48,6 +43,6 @@ def cut(text: str, stops: Sequence[str]) -> Cut:
 
 
 def overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text begin the stop string."""
+    """How many characters at the end of the text are the beginning of the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((count for count in range(longest, 0, -1) if text.endswith(stop[:count])), 0)

@@ -1,14 +1,12 @@
-"""Text to numbers and back: byte-level byte-pair encoding, exact for any text and any bytes."""
+"""Text to ids and back: byte-level byte-pair encoding, exact for any text and any bytes."""
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,26 +19,28 @@ SMALLEST = 256 + 1
 NOT_TEXT = re.compile("([\udc80-\udcff]+)")
 
 
-@lru_cache(maxsize=1)
+@cache
 def byte_symbols() -> tuple[str, ...]:
-    """The printable character that stands for each byte, as in GPT-2's vocabulary."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = itertools.count(0x100)
-    return tuple(chr(byte if byte in printable else next(spare)) for byte in range(256))
+    """The printable character that stands for each byte, as in GPT-2's vocabulary: itself, or one above 255."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    alphabet = ByteLevel.alphabet()
+    spare = iter(sorted(symbol for symbol in alphabet if ord(symbol) > 255))
+    return tuple(chr(byte) if chr(byte) in alphabet else next(spare) for byte in range(256))
 
 
 @final
 class Tokenizer:
     """Byte-level byte-pair encoding: ids 0 to 255 are the bytes, then one id per merge, last the document mark.
 
-    `encode` never gives the document mark, whatever the text: it is put before each document by whoever packs
-    documents or starts a generation, and stands for no bytes. `decode_bytes(encode_bytes(x)) == x` for any bytes.
+    The document mark begins every document and stands for no bytes. `encode` never returns it, whatever the text: data
+    and generation put it there. `decode_bytes(encode_bytes(x)) == x` for any bytes.
 
     Args:
-        merges: pairs of symbols (GPT-2's printable byte alphabet), first merged first; none gives plain bytes.
+        merges: pairs of symbols (GPT-2's printable byte alphabet), in the order of merging; none gives plain bytes.
 
     Raises:
-        ValueError: a merge of symbols that no byte or earlier merge makes.
+        ValueError: a merge of symbols that are no byte and no earlier merge.
 
     Cost: encoding is linear in the text for documents of ordinary words.
 
@@ -77,9 +77,6 @@ class Tokenizer:
             vocab_size: ids in all, 257 or more: 256 bytes, the merges, the document mark. Little text gives fewer.
             progress: draw the trainer's progress bar on the terminal.
 
-        Returns:
-            The tokenizer.
-
         Raises:
             ValueError: vocab_size below 257.
 
@@ -105,14 +102,14 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the merges, in hex: equal for tokenizers that encode alike."""
+        """SHA-256 of the merges, in hex: equal for equal tokenizers."""
         return hashlib.sha256(json.dumps(self._merges).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; never the document mark.
 
         Args:
-            text: any text; bytes that are no UTF-8 may stand in it as Python's `surrogateescape` puts them.
+            text: any text; bytes that are not UTF-8 may be in it in the form of Python's `surrogateescape`.
 
         Returns:
             One id per byte or merged group of bytes.
@@ -131,12 +128,6 @@ class Tokenizer:
 
         Args:
             texts: any texts, each as for `encode`.
-
-        Returns:
-            One list of ids per text.
-
-        Raises:
-            ValueError: a lone surrogate that stands for no byte.
 
         Example:
             >>> Tokenizer.bytes().encode_all(["a", ""])
@@ -159,13 +150,10 @@ class Tokenizer:
         return self.encode(data.decode("utf-8", "surrogateescape"))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids; bytes that are no UTF-8 become the replacement character.
+        """Text of ids; bytes that are not UTF-8 become the replacement character.
 
         Args:
             ids: numbers in [0, vocab_size); document marks add nothing.
-
-        Returns:
-            The text.
 
         Raises:
             ValueError: an id outside the vocabulary.
@@ -183,17 +171,7 @@ class Tokenizer:
             >>> Tokenizer.bytes().decode_bytes([255, 0])
             b'\xff\x00'
         """
-        return b"".join(self._bytes_of(id) for id in ids)
-
-    def stream(self) -> TextStream:
-        """A decoder to push ids into one by one, which never splits a character.
-
-        Example:
-            >>> stream = Tokenizer.bytes().stream()
-            >>> [stream.push(id) for id in (195, 169)]
-            ['', 'é']
-        """
-        return TextStream(self)
+        return b"".join(map(self._bytes_of, ids))
 
     def byte_lengths(self) -> Tensor:
         """How many bytes of text each id stands for, [vocab_size] int64; 0 for the document mark.
@@ -211,23 +189,12 @@ class Tokenizer:
 
         Args:
             path: the file; replaced if it exists.
-
-        Example:
-            >>> import tempfile
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     Tokenizer.bytes().save(folder + "/tokenizer.json")
         """
         Path(path).write_text(self._engine.to_str(pretty=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
         """Reads a `tokenizer.json` that `save` wrote.
-
-        Args:
-            path: the file.
-
-        Returns:
-            The tokenizer, equal to the one saved.
 
         Raises:
             FileNotFoundError: no such file.
@@ -240,9 +207,9 @@ class Tokenizer:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"no tokenizer at {path}")
-        model = _model_in(Path(path))
-        tokenizer = cls(_merges_in(model, path))
-        if model.get("vocab") != tokenizer._vocabulary:
+        vocabulary, merges = _read(Path(path))
+        tokenizer = cls(merges)
+        if vocabulary != tokenizer._vocabulary:
             raise ValueError(f"{path} is no byte-level tokenizer of rebracket: its ids are not bytes then merges")
         return tokenizer
 
@@ -270,37 +237,11 @@ class Tokenizer:
         return self._pieces[id]
 
     def _join(self, parts: list[str], encodings: Iterator[Any]) -> list[int]:
-        """Ids of text at even places and, at odd ones, of the bytes that are no text."""
+        """The ids of parts: text at even places, bytes that are not UTF-8 at odd ones."""
         ids: list[int] = []
         for place, part in enumerate(parts):
             ids += _utf8(part) if place % 2 else next(encodings).ids
         return ids
-
-
-@final
-class TextStream:
-    """Decodes ids one by one: each push gives the characters that became complete, so that none is ever split.
-
-    Args:
-        tokenizer: whose ids are pushed.
-
-    Example:
-        >>> stream = TextStream(Tokenizer.bytes())
-        >>> stream.push(226) + stream.push(130) + stream.push(172)
-        '€'
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, id: int) -> str:
-        """The text that this id completes; empty while a character is still open."""
-        return self._decoder.decode(self._tokenizer.decode_bytes([id]))
-
-    def end(self) -> str:
-        """What is left of an unfinished character, as a replacement character; the stream is then empty again."""
-        return self._decoder.decode(b"", final=True)
 
 
 def _vocabulary(merges: Sequence[tuple[str, str]]) -> dict[str, int]:
@@ -331,12 +272,8 @@ def _learn(texts: Iterable[str], symbols: int, progress: bool) -> list[tuple[str
     trainer = trainers.BpeTrainer(
         vocab_size=symbols, min_frequency=2, show_progress=progress, initial_alphabet=list(byte_symbols())
     )
-    engine.train_from_iterator(map(_replaced, texts), trainer=trainer)
+    engine.train_from_iterator((text.encode("utf-8", "replace").decode() for text in texts), trainer=trainer)
     return [(left, right) for left, right in json.loads(engine.to_str())["model"]["merges"]]
-
-
-def _replaced(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _utf8(text: str) -> bytes:
@@ -346,16 +283,14 @@ def _utf8(text: str) -> bytes:
         raise ValueError(f"text must be Unicode, got a lone surrogate at position {error.start}") from error
 
 
-def _model_in(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The vocabulary and the merges in a file."""
     try:
         model = json.loads(path.read_text(encoding="utf-8"))["model"]
-        return {"vocab": dict(model["vocab"]), "merges": list(model["merges"])}
+        vocabulary, merges = dict(model["vocab"]), list(model["merges"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged or no tokenizer: {error}") from error
-
-
-def _merges_in(model: dict[str, Any], path: str | Path) -> list[tuple[str, str]]:
     try:
-        return [(str(left), str(right)) for left, right in model["merges"]]
+        return vocabulary, [(str(left), str(right)) for left, right in merges]
     except ValueError as error:
         raise ValueError(f"{path} is no tokenizer of rebracket: its merges are not pairs") from error

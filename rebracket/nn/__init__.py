@@ -3,21 +3,25 @@
 from rebracket.nn.attention import LinearAttention
 from rebracket.nn.cache import LayerCache
 from rebracket.nn.convolution import ShortConvolution
+from rebracket.nn.correction import QueryCorrection
 from rebracket.nn.cosine import CosineWeights
 from rebracket.nn.decays import Decay
 from rebracket.nn.mixer import Mixer, MixerSize
 from rebracket.nn.mlp import GatedMLP
-from rebracket.nn.norms import GatedNorm, HeadNorm, RMSNorm
+from rebracket.nn.normalized import UnitFeatures
+from rebracket.nn.norms import CenteredNorm, GatedNorm, HeadNorm, JointNorm, OutputNorm, RMSNorm
 from rebracket.nn.parameters import weight_decay_groups
 from rebracket.nn.projections import GateProjection, LowRankProjection, Projection
 from rebracket.nn.rotary import Rotary
 from rebracket.nn.skip import ValueSkip
 from rebracket.nn.softmax import SoftmaxAttention
-from rebracket.nn.unit import UnitFeatures
-from rebracket.nn.writes import AdditiveWrite, DeltaWrite, Write
+from rebracket.nn.writes.additive import AdditiveWrite
+from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.delta import DeltaWrite
 
 __all__ = [
     "AdditiveWrite",
+    "CenteredNorm",
     "CosineWeights",
     "Decay",
     "DeltaWrite",
@@ -25,12 +29,15 @@ __all__ = [
     "GatedMLP",
     "GatedNorm",
     "HeadNorm",
+    "JointNorm",
     "LayerCache",
     "LinearAttention",
     "LowRankProjection",
     "Mixer",
     "MixerSize",
+    "OutputNorm",
     "Projection",
+    "QueryCorrection",
     "RMSNorm",
     "Rotary",
     "ShortConvolution",
@@ -38,5 +45,6 @@ __all__ = [
     "UnitFeatures",
     "ValueSkip",
     "Write",
+    "Written",
     "weight_decay_groups",
 ]

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from rebracket.base.checks import whole
 from rebracket.features.base import FeatureMap
 from rebracket.nn.cache import LayerCache
 from rebracket.nn.convolution import ShortConvolution
+from rebracket.nn.correction import QueryCorrection
 from rebracket.nn.cosine import CosineWeights
-from rebracket.nn.decays import Decay
-from rebracket.nn.initialization import residual_std
+from rebracket.nn.decays.base import Decay
 from rebracket.nn.mixer import Mixer, MixerSize, rows_of
-from rebracket.nn.norms import GatedNorm, HeadNorm
+from rebracket.nn.norms import OutputNorm
 from rebracket.nn.positions import advance, positions
-from rebracket.nn.projections import LowRankProjection, Projection
+from rebracket.nn.projections import LowRankProjection, Projection, residual_std
 from rebracket.nn.rotary import Rotary
 from rebracket.nn.skip import ValueSkip
-from rebracket.nn.writes import AdditiveWrite, Write
-from rebracket.ops.attention import linear_attention, step
+from rebracket.nn.writes.additive import AdditiveWrite
+from rebracket.nn.writes.base import Write, Written
+from rebracket.ops.attention import linear_attention
 from rebracket.ops.checks import Mode
 from rebracket.ops.state import State
+from rebracket.ops.stepper import Stepper
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """Arguments of the operator for a sequence or for one token, and what the layer needs after it.
+
+    v holds the values before the write changed them; tail and seen are those of the next cache.
+    """
+
+    q: Tensor
+    written: Written
+    log_decay: Tensor | None
+    v: Tensor
+    tail: Tensor | None
+    seen: Tensor | None
 
 
 @final
@@ -35,13 +55,15 @@ class LinearAttention(Mixer):
     Args:
         size: the sizes; the state of a head is feature.dim_out x value_dim numbers, with cosine twice as many.
         feature: phi, from key_dim.
-        decay: from x to log a, or None for none; it may set the strength of the writes too.
-        write: from x to the write rule; additive by default.
+        decay: from x to log a, or None for none.
+        write: from x, keys, values and log a to what is written; additive by default.
         normalize: divide by the running sum of keys (additive writes, positive features).
         scale: factor of what is read; the operator's own by default.
-        convolution: width of a short causal convolution with SiLU over q, k and v, or None for none.
+        convolution: width of a short causal convolution over q, k and v in tokens, or None for none.
+        silu: whether q, k and v go through SiLU before phi; by default exactly if there is a convolution.
         rotary: turns q and k by their position before phi, or None.
         cosine: weights the features by their position, or None.
+        correction: takes a part of the key off the query, or None.
         skip: adds each token's own value to what is read, or None.
         norm: norm of the heads' outputs, which applies the gate, or None.
         gate: from x to the gate [...,H V], or None; needs a norm that has an activation for it.
@@ -72,115 +94,114 @@ class LinearAttention(Mixer):
         normalize: bool = False,
         scale: float | None = None,
         convolution: int | None = None,
+        silu: bool | None = None,
         rotary: Rotary | None = None,
         cosine: CosineWeights | None = None,
+        correction: QueryCorrection | None = None,
         skip: ValueSkip | None = None,
-        norm: HeadNorm | GatedNorm | None = None,
+        norm: OutputNorm | None = None,
         gate: Projection | LowRankProjection | None = None,
     ) -> None:
         super().__init__(size)
-        refuse_unfit(size, feature, normalize, cosine, norm, gate)
         self.feature, self.decay, self.write = feature, decay, write or AdditiveWrite()
         self.normalize, self.scale, self.rotary, self.cosine = normalize, scale, rotary, cosine
-        self.skip, self.norm, self.gate = skip, norm, gate
-        self.widths = (size.key_heads * size.key_dim, size.key_heads * size.key_dim, size.heads * size.value_dim)
+        self.correction, self.skip, self.norm, self.gate = correction, skip, norm, gate
+        self.check_parts()
+        q, v = size.key_heads * size.key_dim, size.heads * size.value_dim
+        self.widths = (q, self.write.key_entries * q, self.write.entries * v)
         self.project = Projection(size.d_model, sum(self.widths))
-        self.convolution = None if convolution is None else ShortConvolution(sum(self.widths), convolution)
-        self.out = Projection(size.heads * size.value_dim, size.d_model, residual_std(size.layers))
+        self.silu = convolution is not None if silu is None else silu
+        self.convolution = None
+        if convolution is not None:
+            width = whole("convolution", convolution)
+            self.convolution = ShortConvolution(sum(self.widths), width, "silu" if self.silu else None)
+        self.out = Projection(v, size.d_model, residual_std(size.layers))
+        self.stepper = Stepper(normalize=normalize, scale=scale)
 
     def forward(
         self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
     ) -> tuple[Tensor, LayerCache]:
-        self.refuse_misshapen(x, "B,T,d_model")
-        held = None if cache is None else self.own(cache, rows_of(x, cu_seqlens))
-        qkv, tail = self.convolve(self.project(x), cache, cu_seqlens)
-        q, k, v = self.split(qkv)
-        q, k, seen = self.map(q, k, cache, cu_seqlens)
-        log_decay = None if self.decay is None else self.decay(x)
+        self.check_shape(x, "B,T,d_model")
+        held = None if cache is None else self.state_of(cache, rows_of(x, cu_seqlens))
+        given = self.operands(x, cache, cu_seqlens)
         out, state = linear_attention(
-            q,
-            k,
-            self.strengthened(v, log_decay),
-            log_decay=log_decay,
-            write=self.write(x, k),
+            given.q,
+            given.written.k,
+            given.written.v,
+            log_decay=given.log_decay,
+            write=given.written.rule,
+            bonus=given.written.bonus,
             normalize=self.normalize,
             scale=self.scale,
             state=held,
             cu_seqlens=cu_seqlens,
             mode=mode,
         )
-        return self.read(out, v, x), LayerCache(state, tail, seen)
+        return self.read(out, given.v, x), LayerCache(state, given.tail, given.seen)
 
     def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
-        self.refuse_misshapen(x, "B,d_model")
-        held = self.own(cache, x.shape[0])
-        qkv, tail = self.convolve_one(self.project(x), cache)
-        q, k, v = self.split(qkv)
-        q, k, seen = self.map_one(q, k, cache)
-        log_decay = None if self.decay is None else self.decay(x)
-        out, state = step(
-            q,
-            k,
-            self.strengthened(v, log_decay),
-            log_decay=log_decay,
-            write=self.write(x, k),
-            normalize=self.normalize,
-            scale=self.scale,
+        self.check_shape(x, "B,d_model")
+        held = self.state_of(cache, x.shape[0])
+        given = self.operands(x, cache, None)
+        out, state = self.stepper(
+            given.q,
+            given.written.k,
+            given.written.v,
+            log_decay=given.log_decay,
+            write=given.written.rule,
+            bonus=given.written.bonus,
             state=held,
             inplace=inplace,
         )
-        after = LayerCache(state, tail, seen)
-        return self.read(out, v, x), cache.overwrite(after) if inplace else after
+        after = LayerCache(state, given.tail, given.seen)
+        return self.read(out, given.v, x), cache.overwrite(after) if inplace else after
 
-    def convolve(
+    def operands(self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None) -> Operands:
+        """The arguments for a sequence x [B,T,d_model], or for one token of each row x [B,d_model]."""
+        qkv, tail = self.convolved(self.project(x), cache, cu_seqlens)
+        q, k, v = self.split(qkv)
+        q, k, seen = self.features_of(q, k, cache, cu_seqlens)
+        log_decay = None if self.decay is None else self.decay(x)
+        written = self.write(x, by_entry(k, self.size.key_heads), by_entry(v, self.size.heads), log_decay)
+        if written.k.shape[-2] > q.shape[-2]:  # the write made a key for each head of v
+            q = q.repeat_interleave(written.k.shape[-2] // q.shape[-2], -2)
+        return Operands(q, written, log_decay, v, tail, seen)
+
+    def convolved(
         self, qkv: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A stretch through the convolution, if there is one, and the tail that it leaves."""
+        """q, k and v after the convolution and SiLU, if there are any, and the tail for the next call."""
         if self.convolution is None:
-            return qkv, None
+            return F.silu(qkv) if self.silu else qkv, None
         tail = None if cache is None or cache.tail is None else cache.tail.to(qkv.dtype)
+        if tail is not None and qkv.ndim == 2:
+            return self.convolution.step(qkv, tail)
         return self.convolution(qkv, tail, cu_seqlens)
 
-    def convolve_one(self, qkv: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor | None]:
-        """The same for one token."""
-        if self.convolution is None or cache.tail is None:
-            return qkv, None
-        return self.convolution.step(qkv, cache.tail.to(qkv.dtype))
-
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k [...,Hq,K] and v [...,H,V]."""
-        q, k, v = qkv.split(self.widths, -1)
-        keys = (self.size.key_heads, self.size.key_dim)
-        return q.unflatten(-1, keys), k.unflatten(-1, keys), v.unflatten(-1, (self.size.heads, self.size.value_dim))
+        """q [...,Hq,K], k [...,n Hq,K] and v [...,n H,V], n the entries of a token."""
+        size, (q, k, v) = self.size, qkv.split(self.widths, -1)
+        k = k.unflatten(-1, (self.write.key_entries * size.key_heads, size.key_dim))
+        v = v.unflatten(-1, (self.write.entries * size.heads, size.value_dim))
+        return q.unflatten(-1, (size.key_heads, size.key_dim)), k, v
 
-    def map(
+    def features_of(
         self, q: Tensor, k: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The features of q and k at their positions, and the tokens seen after them."""
-        if not self.counts:
-            return self.feature.queries(q), self.feature(k), None
-        seen = None if cache is None else cache.seen
-        if seen is None:
-            seen = torch.zeros(rows_of(q, cu_seqlens), dtype=torch.int64, device=q.device)
-        where = positions(seen, q.shape[1], cu_seqlens)
-        q, k = placed(self.rotary, q, k, where)
-        q, k = placed(self.cosine, self.feature.queries(q), self.feature(k), where)
-        return q, k, advance(seen, q.shape[1], cu_seqlens)
-
-    def map_one(self, q: Tensor, k: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The same for one token."""
-        q, k, seen = self.map(q.unsqueeze(1), k.unsqueeze(1), cache, None)
-        return q.squeeze(1), k.squeeze(1), seen
-
-    def strengthened(self, v: Tensor, log_decay: Tensor | None) -> Tensor:
-        """The values as they are written, where the decay has a say in it."""
-        if self.decay is None or log_decay is None:
-            return v
-        strength = self.decay.strength(log_decay)
-        return v if strength is None else (v * strength.unsqueeze(-1)).to(v.dtype)
+        """The features of q and k at their positions, q corrected, and the tokens seen after them."""
+        seen, where = None, None
+        if self.counts_tokens:
+            before = None if cache is None else cache.seen
+            if before is None:
+                before = torch.zeros(rows_of(q, cu_seqlens), dtype=torch.int64, device=q.device)
+            tokens = q.shape[1] if q.ndim == 4 else 1
+            where, seen = positions(before, tokens, cu_seqlens), advance(before, tokens, cu_seqlens)
+        q, k = at_positions(self.rotary, q, k, where)
+        q, k = at_positions(self.cosine, self.feature.queries(q), self.feature(k), where)
+        return q if self.correction is None else self.correction(q, k), k, seen
 
     def read(self, out: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        """The heads' outputs [...,H,V], normed and gated, on their way to the residual stream."""
+        """The heads' outputs [...,H,V], normed, gated and projected to the residual stream."""
         out = out if self.skip is None else self.skip(out, v)
         if self.norm is None:
             return self.out(out.flatten(-2))
@@ -188,18 +209,18 @@ class LinearAttention(Mixer):
         return self.out(self.norm(out, gate).flatten(-2))
 
     @property
-    def counts(self) -> bool:
-        """Whether the layer needs to know how many tokens it has seen."""
+    def counts_tokens(self) -> bool:
+        """Whether a part needs to know the position of a token."""
         return self.rotary is not None or self.cosine is not None
 
-    def own(self, cache: LayerCache, rows: int) -> State:
+    def state_of(self, cache: LayerCache, rows: int) -> State:
         """The state of a cache that came from a layer like this one and has as many rows as the call."""
-        parts = {"tail": self.convolution is not None, "seen": self.counts}
+        parts = {"tail": self.convolution is not None, "seen": self.counts_tokens}
         wrong = [name for name, needed in parts.items() if (getattr(cache, name) is not None) != needed]
         if wrong or not isinstance(cache.state, State):
             held = ", ".join(cache.tensors())
             raise ValueError(f"cache must come from a layer like this one, it holds {held}: is it of another layer?")
-        cache.refuse_rows(rows)
+        cache.check_rows(rows)
         return cache.state
 
     def empty_cache(
@@ -216,14 +237,11 @@ class LinearAttention(Mixer):
             dtype=torch.promote_types(dtype, torch.float32),
             device=device,
         )
-        seen = torch.zeros(rows, dtype=torch.int64, device=device) if self.counts else None
-        return LayerCache(state, self.empty_tail(rows, dtype, device), seen)
-
-    def empty_tail(self, rows: int, dtype: torch.dtype, device: torch.device | str) -> Tensor | None:
-        """What a convolution has before the first token, if there is one."""
-        if self.convolution is None:
-            return None
-        return torch.zeros(rows, self.convolution.width - 1, sum(self.widths), dtype=dtype, device=device)
+        tail = None
+        if self.convolution is not None:
+            tail = torch.zeros(rows, self.convolution.width - 1, sum(self.widths), dtype=dtype, device=device)
+        seen = torch.zeros(rows, dtype=torch.int64, device=device) if self.counts_tokens else None
+        return LayerCache(state, tail, seen)
 
     def state_nbytes(self, tokens: int) -> int:
         """Bytes of one sequence's cache, the same after any number of tokens."""
@@ -232,37 +250,40 @@ class LinearAttention(Mixer):
     def reset_parameters(self) -> None:
         """Draws every weight of every part again, always in the same order."""
         always = (self.project, self.out, self.feature, self.write)
-        for part in (*always, self.convolution, self.decay, self.skip, self.norm, self.gate):
+        for part in (*always, self.convolution, self.decay, self.correction, self.skip, self.norm, self.gate):
             if part is not None:
                 part.reset_parameters()
 
+    def check_parts(self) -> None:
+        """Raises where parts do not fit one another."""
+        feature, cosine = self.feature, self.cosine
+        if feature.dim_in != self.size.key_dim:
+            raise ValueError(f"feature must take key_dim = {self.size.key_dim}, it takes {feature.dim_in}")
+        if cosine is not None and cosine.dim != feature.dim_out:
+            raise ValueError(f"cosine must take the {feature.dim_out} features of a head, it takes {cosine.dim}")
+        if self.normalize and not feature.positive:
+            name = type(feature).__name__
+            raise ValueError(f"normalize needs a positive feature map, {name} is not: the sum may be 0")
+        if self.gate is not None and self.norm is None:
+            raise ValueError("gate needs a norm with an activation to be applied by; give norm")
+        if self.skip is not None and self.write.entries > 1:
+            raise ValueError(f"skip needs one value a token, {type(self.write).__name__} has {self.write.entries}")
+        if self.correction is not None and self.write.key_entries != 1:
+            raise ValueError(f"correction needs one key a token, {type(self.write).__name__} has another number")
 
-def placed(part: Rotary | CosineWeights | None, q: Tensor, k: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k through a part that needs their positions, if there is one."""
-    if part is None:
+
+def at_positions(
+    part: Rotary | CosineWeights | None, q: Tensor, k: Tensor, where: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """q and k through a part that depends on their positions, if there is one."""
+    if part is None or where is None:
         return q, k
-    q, k = part(torch.cat([q, k], 2), where).chunk(2, 2)
+    both = torch.cat([q, k], -2)
+    both = part(both, where) if both.ndim == 4 else part(both.unsqueeze(1), where).squeeze(1)
+    q, k = both.split([q.shape[-2], k.shape[-2]], -2)
     return q, k
 
 
-def refuse_unfit(
-    size: MixerSize,
-    feature: FeatureMap,
-    normalize: bool,
-    cosine: CosineWeights | None,
-    norm: HeadNorm | GatedNorm | None,
-    gate: Projection | LowRankProjection | None,
-) -> None:
-    if feature.dim_in != size.key_dim:
-        raise ValueError(f"feature must take key_dim = {size.key_dim}, it takes {feature.dim_in}")
-    if cosine is not None and cosine.dim != feature.dim_out:
-        raise ValueError(f"cosine must take the {feature.dim_out} features of a head, it takes {cosine.dim}")
-    if normalize and not feature.positive:
-        raise ValueError(f"normalize needs a positive feature map, {type(feature).__name__} is not: the sum may be 0")
-    if gate is not None and norm is None:
-        raise ValueError("gate needs a norm with an activation to be applied by; give norm")
-
-
-def widened(size: MixerSize, feature: FeatureMap) -> MixerSize:
-    """The size as the recurrence sees it: keys as wide as their features."""
-    return replace(size, key_dim=feature.dim_out)
+def by_entry(x: Tensor, heads: int) -> Tensor:
+    """Several entries of a token, [B,T,n heads,D], one after another: [B,T n,heads,D]; of one token [B,n,heads,D]."""
+    return x if x.shape[-2] in (0, heads) else x.unflatten(-2, (-1, heads)).flatten(1, -3)

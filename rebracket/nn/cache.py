@@ -21,10 +21,11 @@ class LayerCache(SavedTensors):
     Args:
         state: the operator's state of N rows.
         tail: the last inputs of the short convolution, [N,width-1,channels], oldest first, or None without one.
-        seen: tokens read so far, [N] int64, for mixers that turn their keys by position and whose state does not
-            count; else None.
+        seen: tokens read so far, [N] int64, for mixers that depend on positions and whose state does not count
+            tokens; else None.
 
     Example:
+        >>> import torch
         >>> cache = LayerCache(State.zeros(2, 3, 4, 5), torch.zeros(2, 3, 8))
         >>> cache.rows, cache.nbytes
         (2, 672)
@@ -42,13 +43,13 @@ class LayerCache(SavedTensors):
         """N, the number of sequences."""
         return next(iter(self.state.tensors().values())).shape[0]
 
-    def refuse_rows(self, rows: int) -> None:
+    def check_rows(self, rows: int) -> None:
         """Raises unless there are that many sequences."""
         if self.rows != rows:
             raise ValueError(f"cache must have one row a sequence, {rows}, got {self.rows}; use cache.select(rows)")
 
     def overwrite(self, newer: LayerCache) -> Self:
-        """This cache with the tail and counts of a newer one written into its own; the state must be done already."""
+        """This cache, with tail and counts of a newer one copied into it; the state was updated in place before."""
         for mine, theirs in ((self.tail, newer.tail), (self.seen, newer.seen)):
             if mine is not None and theirs is not None:
                 mine.copy_(theirs)

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from rebracket.base.checks import one_of, whole
 from rebracket.ops.call import Activation
 from rebracket.ops.convolution import short_convolution
 
@@ -41,11 +42,8 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, width: int = 4, activation: Activation = "silu", bias: bool = False) -> None:
         super().__init__()
-        if channels < 1 or width < 1:
-            raise ValueError(f"channels and width must be at least 1, got {channels} and {width}")
-        if activation not in ("silu", None):
-            raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
-        self.channels, self.width = channels, width
+        one_of("activation", activation, (None, "silu"))
+        self.channels, self.width = whole("channels", channels), whole("width", width)
         self.activation: Activation = activation
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
@@ -58,11 +56,11 @@ class ShortConvolution(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor, tail: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Reads a stretch of tokens; see `rebracket.ops.convolution.short_convolution` for the shapes."""
+        """Reads a sequence, or the next part of one; the shapes are those of `short_convolution`."""
         return short_convolution(x, self.weight, self.bias, tail, cu_seqlens, activation=self.activation)
 
     def step(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads one token a row.
+        """Reads one token of each row.
 
         Args:
             x: [B,D].

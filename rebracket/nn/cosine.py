@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rebracket.base.checks import whole
+from rebracket.nn.positions import check_positions
 from rebracket.ops.precision import at_least_float32
 
 
@@ -59,10 +60,7 @@ class CosineWeights(nn.Module):
         """
         if x.ndim != 4 or x.shape[3] != self.dim:
             raise ValueError(f"x must be [B,T,H,dim = {self.dim}], got {list(x.shape)}")
-        if list(positions.shape) not in ([*x.shape[:2]], [1, x.shape[1]], [x.shape[1]]):
-            raise ValueError(
-                f"positions must be [B,T] = {list(x.shape[:2])}, [1,T] or [T], got {list(positions.shape)}"
-            )
+        check_positions(positions, x)
         wide = at_least_float32(x)
         angles = self.angles(positions)[..., None, None]
         return torch.cat([wide * angles.sin().to(wide.dtype), wide * angles.cos().to(wide.dtype)], -1).to(x.dtype)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import final
+from types import MappingProxyType
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
+from rebracket.base.checks import number, whole
+from rebracket.base.registry import options
 from rebracket.nn.cache import LayerCache
 from rebracket.ops.checks import Mode
 
-CHOICES = ("window", "convolution", "feature", "beta_max", "rotary_base", "horizon")
+Part = TypeVar("Part")
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @final
 @dataclass(frozen=True)
 class MixerSize:
-    """The sizes and choices from which a preset builds its layer; none of the sizes follows from another.
-
-    A choice left None is the preset's own; a preset refuses a choice that it does not know.
+    """The sizes of a layer; none of them follows from another.
 
     Args:
         d_model: width of the residual stream.
@@ -30,17 +34,10 @@ class MixerSize:
         value_dim: width of one head of v, V.
         layer: which block of the model this is, from 0.
         layers: blocks of the model; sets the first scale of the output projection.
-        norm_eps: added under the square root of the output norm, > 0.
-        window: tokens that softmax attention reads back, itself included, >= 1.
-        convolution: width of the short convolution in tokens, >= 1; 1 mixes no tokens.
-        feature: name of the feature map of q and k.
-        beta_max: largest strength of the delta rule's writes, in (0, 2]; above 1 the transition may have negative
-            eigenvalues.
-        rotary_base: wavelength base of the rotary positions, > 1.
-        horizon: distance in tokens at which cosine weights have fallen to 0, >= 1.
+        norm_eps: added under the square root of the output norm, in (0, 1].
 
     Raises:
-        ValueError: If a size is below 1, key_heads does not divide heads, or a choice is out of its range.
+        ValueError: If a size is out of its range, or key_heads does not divide heads.
 
     Example:
         >>> MixerSize(d_model=16, heads=4, key_heads=2, key_dim=3, value_dim=5).heads
@@ -55,49 +52,34 @@ class MixerSize:
     layer: int = 0
     layers: int = 1
     norm_eps: float = 1e-5
-    window: int | None = None
-    convolution: int | None = None
-    feature: str | None = None
-    beta_max: float | None = None
-    rotary_base: float | None = None
-    horizon: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "d_model",
-            "heads",
-            "key_heads",
-            "key_dim",
-            "value_dim",
-            "layers",
-            "window",
-            "convolution",
-            "horizon",
-        ):
-            refuse_below_one(name, getattr(self, name))
+        for name in ("d_model", "heads", "key_heads", "key_dim", "value_dim", "layers"):
+            whole(name, getattr(self, name))
         if self.heads % self.key_heads:
             raise ValueError(f"key_heads must divide heads, got {self.key_heads} for {self.heads} heads")
-        if not 0 <= self.layer < self.layers:
-            raise ValueError(f"layer must lie in [0, layers), got layer {self.layer} of {self.layers}")
-        refuse_outside("norm_eps", self.norm_eps, 0, 1)
-        refuse_outside("beta_max", self.beta_max, 0, 2)
-        refuse_outside("rotary_base", self.rotary_base, 1, float("inf"))
-
-    def choices(self) -> tuple[str, ...]:
-        """The names of the choices that were made."""
-        return tuple(name for name in CHOICES if getattr(self, name) is not None)
+        whole("layer", self.layer, 0, self.layers - 1)
+        number("norm_eps", self.norm_eps, 0, 1)
 
 
-def refuse_below_one(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+def fitted(kind: Callable[..., Part], size: MixerSize, others: Mapping[str, object] = NOTHING) -> Part:
+    """A part of a layer, each parameter without a default given the size of that name.
 
+    Args:
+        kind: the class; its parameters with a default keep it.
+        size: the layer's sizes.
+        others: further values by name.
 
-def refuse_outside(name: str, value: float | None, low: float, high: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
-        raise ValueError(f"{name} must lie in ({low}, {high}], got {value!r}")
+    Raises:
+        TypeError: If a parameter without a default has no such name.
+    """
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {name for name, x in inspect.signature(kind).parameters.items() if x.kind not in several}
+    needed, known = named - options(kind).keys(), {**vars(size), **others}
+    if needed - known.keys():
+        unknown = ", ".join(sorted(needed - known.keys()))
+        raise TypeError(f"{kind.__name__}: {unknown} must be named as one of {', '.join(known)}, or have a default")
+    return kind(**{name: known[name] for name in needed})
 
 
 def rows_of(x: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -130,11 +112,11 @@ class Mixer(nn.Module, ABC):
     def forward(
         self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
     ) -> tuple[Tensor, LayerCache]:
-        """Reads a stretch of tokens.
+        """Reads a sequence, or the next part of one.
 
         Args:
             x: [B,T,d_model], B = 1 when packed.
-            cache: what the earlier tokens left, or None at the start.
+            cache: the cache after the tokens before these, or None at the start.
             cu_seqlens: [N+1] bounds of sequences packed into one row; the cache then has N rows.
             mode: how the operator computes: "parallel", "chunk", "recurrent" or "auto".
 
@@ -144,11 +126,11 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
-        """Reads one token a row.
+        """Reads one token of each row.
 
         Args:
             x: [B,d_model].
-            cache: what the earlier tokens left; `empty_cache` at the start.
+            cache: the cache after the tokens before; `empty_cache` at the start.
             inplace: write the new state over the old one; without gradients only.
 
         Returns:
@@ -159,7 +141,7 @@ class Mixer(nn.Module, ABC):
     def empty_cache(
         self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> LayerCache:
-        """The cache of `rows` sequences that have not begun; dtype and device default to those of the weights."""
+        """The cache of `rows` sequences before their first token; dtype and device default to those of the weights."""
 
     @abstractmethod
     def state_nbytes(self, tokens: int) -> int:
@@ -169,7 +151,7 @@ class Mixer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draws every weight again and recomputes every buffer, in place."""
 
-    def refuse_misshapen(self, x: Tensor, axes: str) -> None:
+    def check_shape(self, x: Tensor, axes: str) -> None:
         """Raises unless x has the axes that the letters name, the last of width d_model."""
         wanted = axes.split(",")
         if x.ndim != len(wanted) or x.shape[-1] != self.size.d_model:

@@ -5,8 +5,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.nn.initialization import residual_std
-from rebracket.nn.projections import Projection
+from rebracket.nn.projections import Projection, residual_std
 
 
 @final

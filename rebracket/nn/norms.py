@@ -1,5 +1,6 @@
 """Norms: of the residual stream, of each head's output with its gate, and of keys; all in float32 at least."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, final
 
@@ -7,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rebracket.base.checks import number, one_of, whole
 from rebracket.ops.precision import at_least_float32
 
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+Gate = Literal["silu", "sigmoid"]
+GATES: dict[Gate, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 @final
@@ -36,9 +39,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
-        refuse("dim", dim, eps)
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = number("eps", eps, 0)
+        self.weight = nn.Parameter(torch.ones(whole("dim", dim)))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] in any float dtype to the same."""
@@ -52,8 +54,69 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
+class OutputNorm(nn.Module, ABC):
+    """A norm of the heads' outputs, which applies their gate.
+
+    y = norm(o) * act(gate)
+
+    Args:
+        width: entries of w, >= 1.
+        eps: added under the root, > 0.
+        activation: of the gate, "silu" or "sigmoid"; None for a norm without a gate.
+
+    Raises:
+        ValueError: If eps is out of range or the activation unknown.
+
+    Example:
+        >>> isinstance(HeadNorm(5), OutputNorm)
+        True
+    """
+
+    def __init__(self, width: int, eps: float, activation: Gate | None) -> None:
+        super().__init__()
+        one_of("activation", activation, (None, *GATES))
+        self.eps: float = number("eps", eps, 0)
+        self.activation: Gate | None = activation
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Norms and gates.
+
+        Args:
+            o: [...,H,V], any float dtype.
+            gate: the gate before its activation, of the shape of o; exactly when the norm has an activation.
+
+        Returns:
+            [...,H,V] in the dtype of o.
+
+        Raises:
+            ValueError: If the gate is missing, misshapen or not wanted.
+        """
+        if (self.activation is None) != (gate is None) or (gate is not None and gate.shape != o.shape):
+            seen = None if gate is None else list(gate.shape)
+            raise ValueError(f"gate must fit activation {self.activation!r} and o {list(o.shape)}, got {seen}")
+        if self.activation is None or gate is None:
+            return self.normed(at_least_float32(o)).to(o.dtype)
+        return self.gated(at_least_float32(o), GATES[self.activation](at_least_float32(gate))).to(o.dtype)
+
+    def gated(self, o: Tensor, gate: Tensor) -> Tensor:
+        """The norm times the activated gate, both in at least float32."""
+        return self.normed(o) * gate
+
+    @abstractmethod
+    def normed(self, o: Tensor) -> Tensor:
+        """The norm of o [...,H,V] in at least float32."""
+
+    def reset_parameters(self) -> None:
+        """w = 1."""
+        nn.init.ones_(self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}, activation={self.activation!r}"
+
+
 @final
-class HeadNorm(nn.Module):
+class HeadNorm(OutputNorm):
     """The output of each head divided by its root mean square, weighted, and gated if there is a gate.
 
     y = w * o / sqrt(mean(o^2) + eps) * act(gate)
@@ -76,45 +139,46 @@ class HeadNorm(nn.Module):
         torch.Size([2, 9, 3, 5])
     """
 
-    def __init__(self, value_dim: int, eps: float = 1e-5, activation: Literal["silu", "sigmoid"] | None = None) -> None:
-        super().__init__()
-        refuse("value_dim", value_dim, eps)
-        if activation not in (None, *GATES):
-            raise ValueError(f"activation must be None or one of {', '.join(GATES)}, got {activation!r}")
-        self.eps, self.activation = eps, activation
-        self.weight = nn.Parameter(torch.ones(value_dim))
+    def __init__(self, value_dim: int, eps: float = 1e-5, activation: Gate | None = None) -> None:
+        super().__init__(whole("value_dim", value_dim), eps, activation)
 
-    def forward(self, o: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Norms and gates.
-
-        Args:
-            o: [...,H,V], any float dtype.
-            gate: the gate before its activation, of the shape of o; exactly when the norm has an activation.
-
-        Returns:
-            [...,H,V] in the dtype of o.
-
-        Raises:
-            ValueError: If the gate is missing, misshapen or not wanted.
-        """
-        normed = weighted(o, self.weight, self.eps)
-        if self.activation is None and gate is None:
-            return normed.to(o.dtype)
-        if self.activation is None or gate is None or gate.shape != o.shape:
-            seen = None if gate is None else list(gate.shape)
-            raise ValueError(f"gate must fit activation {self.activation!r} and o {list(o.shape)}, got {seen}")
-        return (normed * GATES[self.activation](gate.to(normed.dtype))).to(o.dtype)
-
-    def reset_parameters(self) -> None:
-        """w = 1."""
-        nn.init.ones_(self.weight)
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}, activation={self.activation!r}"
+    def normed(self, o: Tensor) -> Tensor:
+        return weighted(o, self.weight, self.eps)
 
 
 @final
-class GatedNorm(nn.Module):
+class JointNorm(OutputNorm):
+    """The outputs of all heads together divided by their root mean square, weighted, and gated if there is a gate.
+
+    y = w * o / sqrt(mean(o^2) + eps) * act(gate),   the mean over all H V entries of a token
+
+    Args:
+        heads: H, >= 1.
+        value_dim: V, size of a head's output, >= 1; w is [H V].
+        eps: added under the root, > 0.
+        activation: of the gate, "silu" or "sigmoid"; None for a norm without a gate.
+
+    Raises:
+        ValueError: If a size is out of range or the activation unknown.
+
+    Cost: 4 V multiplications a head.
+
+    Source: HGRN2 (Qin et al. 2024), without a gate; MiniMax-01, with a sigmoid.
+
+    Example:
+        >>> JointNorm(3, 5)(torch.randn(2, 9, 3, 5)).shape
+        torch.Size([2, 9, 3, 5])
+    """
+
+    def __init__(self, heads: int, value_dim: int, eps: float = 1e-5, activation: Gate | None = None) -> None:
+        super().__init__(whole("heads", heads) * whole("value_dim", value_dim), eps, activation)
+
+    def normed(self, o: Tensor) -> Tensor:
+        return weighted(o.flatten(-2), self.weight, self.eps).view_as(o)
+
+
+@final
+class GatedNorm(OutputNorm):
     """The gated outputs of all heads together divided by their root mean square, and weighted.
 
     y = w * z / sqrt(mean(z^2) + eps),   z = o * silu(gate), the mean over all H V entries of a token
@@ -138,37 +202,51 @@ class GatedNorm(nn.Module):
     """
 
     def __init__(self, heads: int, value_dim: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        refuse("heads", heads, eps)
-        refuse("value_dim", value_dim, eps)
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(heads * value_dim))
+        super().__init__(whole("heads", heads) * whole("value_dim", value_dim), eps, "silu")
 
-    def forward(self, o: Tensor, gate: Tensor | None) -> Tensor:
-        """Gates and norms.
+    def gated(self, o: Tensor, gate: Tensor) -> Tensor:
+        return self.normed(o * gate)
 
-        Args:
-            o: [...,H,V], any float dtype.
-            gate: the gate before its activation, of the shape of o.
+    def normed(self, o: Tensor) -> Tensor:
+        return weighted(o.flatten(-2), self.weight, self.eps).view_as(o)
 
-        Returns:
-            [...,H,V] in the dtype of o.
 
-        Raises:
-            ValueError: If the gate is missing or misshapen.
-        """
-        if gate is None or gate.shape != o.shape:
-            seen = None if gate is None else list(gate.shape)
-            raise ValueError(f"gate must have the shape of o, {list(o.shape)}, got {seen}")
-        gated = at_least_float32(o) * F.silu(at_least_float32(gate))
-        return weighted(gated.flatten(-2), self.weight, self.eps).view_as(o).to(o.dtype)
+@final
+class CenteredNorm(OutputNorm):
+    """The output of each head less its mean, divided by its standard deviation, weighted and shifted, and gated.
+
+    y = (w * (o - mean(o)) / sqrt(var(o) + eps) + b) * act(gate)
+
+    Args:
+        heads: H, >= 1.
+        value_dim: V, size of a head's output, >= 1; w and b are [H V].
+        eps: added under the root, > 0.
+        activation: of the gate, "silu" or "sigmoid"; None for a norm without a gate.
+
+    Raises:
+        ValueError: If a size is out of range or the activation unknown.
+
+    Cost: 6 V multiplications a head.
+
+    Source: the group norm of RWKV-5 and RWKV-6 (Peng et al. 2024), one group a head.
+
+    Example:
+        >>> CenteredNorm(3, 5)(torch.randn(2, 9, 3, 5)).shape
+        torch.Size([2, 9, 3, 5])
+    """
+
+    def __init__(self, heads: int, value_dim: int, eps: float = 1e-5, activation: Gate | None = None) -> None:
+        super().__init__(whole("heads", heads) * whole("value_dim", value_dim), eps, activation)
+        self.bias = nn.Parameter(torch.zeros(heads * value_dim))
+
+    def normed(self, o: Tensor) -> Tensor:
+        weight, bias = (x.to(o.dtype).view(o.shape[-2:]) for x in (self.weight, self.bias))
+        return F.layer_norm(o, o.shape[-1:], eps=self.eps) * weight + bias
 
     def reset_parameters(self) -> None:
-        """w = 1."""
-        nn.init.ones_(self.weight)
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}"
+        """w = 1, b = 0."""
+        super().reset_parameters()
+        nn.init.zeros_(self.bias)
 
 
 def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -199,10 +277,3 @@ def weighted(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The weighted norm in at least float32; x and w must share a dtype for torch's fused kernel."""
     wide = at_least_float32(x)
     return F.rms_norm(wide, weight.shape, weight.to(wide.dtype), eps)
-
-
-def refuse(name: str, dim: int, eps: float) -> None:
-    if dim < 1:
-        raise ValueError(f"{name} must be at least 1, got {dim}")
-    if not eps > 0:
-        raise ValueError(f"eps must be above 0, got {eps}")

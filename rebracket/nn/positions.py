@@ -40,3 +40,10 @@ def advance(seen: Tensor, tokens: int, cu_seqlens: Tensor | None = None) -> Tens
         tensor([3, 9])
     """
     return seen + (tokens if cu_seqlens is None else cu_seqlens.to(seen).diff())
+
+
+def check_positions(positions: Tensor, x: Tensor) -> None:
+    """Raises unless there is a position for every token of x [B,T,...]: [B,T], [1,T] or [T]."""
+    B, T = x.shape[:2]
+    if list(positions.shape) not in ([B, T], [1, T], [T]):
+        raise ValueError(f"positions must be [B,T] = {[B, T]}, [1,T] or [T], got {list(positions.shape)}")

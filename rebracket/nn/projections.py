@@ -1,12 +1,25 @@
 """Linear projections: plain ones, and those of gates and decays, whose numbers must not be rounded."""
 
+import math
 from typing import final
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.nn.initialization import STD, draw
 from rebracket.ops.precision import at_least_float32, without_autocast
+
+STD = 0.02
+
+
+def draw(weight: Tensor, std: float = STD) -> None:
+    """Fills a weight with normal numbers of standard deviation `std`; one on the meta device has no numbers to fill."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
+def residual_std(layers: int) -> float:
+    """The standard deviation for a projection that adds to the residual stream of `layers` blocks, two sums each."""
+    return STD / math.sqrt(2 * layers)
 
 
 @final

@@ -5,6 +5,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from rebracket.base.checks import number
+from rebracket.nn.positions import check_positions
 from rebracket.ops.precision import at_least_float32
 
 
@@ -41,9 +43,7 @@ class Rotary(nn.Module):
         super().__init__()
         if dim < 2 or dim % 2:
             raise ValueError(f"dim must be even and at least 2, got {dim}; it is the key dimension of the layer")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        self.dim, self.base = dim, base
+        self.dim, self.base = dim, number("rotary base", base, 1)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Turns every head of every token by its position.
@@ -60,10 +60,7 @@ class Rotary(nn.Module):
         """
         if x.ndim != 4 or x.shape[3] != self.dim:
             raise ValueError(f"x must be [B,T,H,K = {self.dim}], got {list(x.shape)}")
-        if list(positions.shape) not in ([*x.shape[:2]], [1, x.shape[1]], [x.shape[1]]):
-            raise ValueError(
-                f"positions must be [B,T] = {list(x.shape[:2])}, [1,T] or [T], got {list(positions.shape)}"
-            )
+        check_positions(positions, x)
         wide = at_least_float32(x)
         angles = self.angles(positions).unsqueeze(-2)
         cos, sin = angles.cos().to(wide.dtype), angles.sin().to(wide.dtype)

@@ -7,11 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from rebracket.base.checks import whole
 from rebracket.nn.cache import LayerCache
-from rebracket.nn.initialization import residual_std
 from rebracket.nn.mixer import Mixer, MixerSize, rows_of
 from rebracket.nn.positions import positions
-from rebracket.nn.projections import Projection
+from rebracket.nn.projections import Projection, residual_std
 from rebracket.nn.rotary import Rotary
 from rebracket.ops.checks import Mode, check_mode
 from rebracket.ops.softmax import KeyValues, softmax_attention
@@ -29,6 +29,10 @@ class SoftmaxAttention(Mixer):
     Args:
         size: the sizes; key_dim must be even.
         rotary: turns q and k by their position.
+        window: tokens that are read back, the present one included, >= 1; None for all.
+
+    Raises:
+        ValueError: If window is below 1.
 
     Cost: that of the projections, and T (K + V) multiply-adds a token and head; the cache grows by
     key_heads (K + V) numbers a token, up to the window.
@@ -42,9 +46,9 @@ class SoftmaxAttention(Mixer):
         (torch.Size([2, 6, 8]), torch.Size([2, 6, 2, 2]))
     """
 
-    def __init__(self, size: MixerSize, rotary: Rotary) -> None:
+    def __init__(self, size: MixerSize, rotary: Rotary, window: int | None = None) -> None:
         super().__init__(size)
-        self.rotary = rotary
+        self.rotary, self.window = rotary, None if window is None else whole("window", window)
         self.widths = (size.heads * size.key_dim, size.key_heads * size.key_dim, size.key_heads * size.value_dim)
         self.project = Projection(size.d_model, sum(self.widths))
         self.out = Projection(size.heads * size.value_dim, size.d_model, residual_std(size.layers))
@@ -53,7 +57,7 @@ class SoftmaxAttention(Mixer):
         self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
     ) -> tuple[Tensor, LayerCache]:
         """As `Mixer.forward`; there is one way to compute softmax attention, whatever the mode."""
-        self.refuse_misshapen(x, "B,T,d_model")
+        self.check_shape(x, "B,T,d_model")
         check_mode(mode, None)
         q, k, v = self.split(self.project(x))
         rows = rows_of(x, cu_seqlens)
@@ -61,12 +65,12 @@ class SoftmaxAttention(Mixer):
         seen = torch.zeros(rows, dtype=torch.int64, device=x.device) if held is None else held.seen
         where = positions(seen, x.shape[1], cu_seqlens)
         q, k = self.rotary(torch.cat([q, k], 2), where).split((self.size.heads, self.size.key_heads), 2)
-        out, state = softmax_attention(q, k, v, state=held, cu_seqlens=cu_seqlens, window=self.size.window)
+        out, state = softmax_attention(q, k, v, state=held, cu_seqlens=cu_seqlens, window=self.window)
         return self.out(out.flatten(-2)), LayerCache(state)
 
     def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
         """As `Mixer.step`; a cache that grows cannot be written over, so `inplace` gives a new one too."""
-        self.refuse_misshapen(x, "B,d_model")
+        self.check_shape(x, "B,d_model")
         y, cache = self(x.unsqueeze(1), cache=cache)
         return y.squeeze(1), cache
 
@@ -85,7 +89,7 @@ class SoftmaxAttention(Mixer):
 
     def state_nbytes(self, tokens: int) -> int:
         """Bytes of one sequence's keys, values and count after `tokens` tokens; no more than a window's."""
-        kept = tokens if self.size.window is None else min(tokens, self.size.window - 1)
+        kept = tokens if self.window is None else min(tokens, self.window - 1)
         token = self.size.key_heads * (self.size.key_dim + self.size.value_dim) * self.project.weight.element_size()
         return kept * token + torch.int64.itemsize
 
@@ -101,5 +105,5 @@ def own(cache: LayerCache, rows: int) -> KeyValues:
     if not isinstance(cache.state, KeyValues):
         held = ", ".join(cache.tensors())
         raise ValueError(f"cache must hold keys and values, it holds {held}: is it of another layer?")
-    cache.refuse_rows(rows)
+    cache.check_rows(rows)
     return cache.state

@@ -1,13 +1,12 @@
 """Attention that is not causal, from causal pieces that every backend has.
 
-Without decay every token reads the same finished state. With decay a token reads what came before through a causal run,
-what comes after through a causal run of the flipped sequence, and itself in both, so one copy of itself is taken away.
+Without decay every token reads the same finished state. With decay a token reads earlier ones through a causal run,
+later ones through a causal run of the flipped sequence, and itself in both, so that one copy of itself is taken away.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -47,21 +46,17 @@ def one_pass(call: Recurrence, mode: str) -> bool:
 
 def read_finished(call: Recurrence) -> Output:
     """O = scale Q (K^T V), one pass and no chunk."""
-    q, k = (repeat_heads(x, call.sizes.H) for x in (call.q, call.k))
-    v = call.v
-    pieces = [slice(0, call.sizes.T)] if call.cu_seqlens is None else spans(call.cu_seqlens)
-    memories = [torch.einsum("bthk,bthv->bhkv", k[:, piece], v[:, piece]) for piece in pieces]
-    out = [call.scale * torch.einsum("bthk,bhkv->bthv", q[:, p], m) for p, m in zip(pieces, memories, strict=True)]
-    padding = call.sizes.T - sum(x.shape[1] for x in out)
-    out.append(v.new_zeros(call.sizes.B, padding, *v.shape[2:]))
-    empty = v.new_zeros(0, *call.initial().memory.shape[1:])
-    return Output(torch.cat(out, 1), State(torch.cat([empty, *memories])))
-
-
-def spans(cu_seqlens: Tensor) -> list[slice]:
-    """One slice of tokens per sequence."""
-    offsets = cu_seqlens.tolist()
-    return [slice(a, b) for a, b in pairwise(offsets)]
+    sizes = call.sizes
+    lengths = [sizes.T] if call.cu_seqlens is None else call.cu_seqlens.diff().tolist()
+    padding = sizes.T - sum(lengths)
+    # One split, not a slice for each: the gradient of a slice costs as much as the whole row.
+    heads = (repeat_heads(call.q, sizes.H), repeat_heads(call.k, sizes.H), call.v)
+    q, k, v = (x.split([*lengths, padding], 1)[:-1] for x in heads)
+    states = [torch.einsum("bthk,bthv->bhkv", *pair) for pair in zip(k, v, strict=True)]
+    out = [call.scale * torch.einsum("bthk,bhkv->bthv", *pair) for pair in zip(q, states, strict=True)]
+    out.append(call.v.new_zeros(sizes.B, padding, sizes.H, sizes.V))
+    empty = call.v.new_zeros(0, sizes.H, sizes.K, sizes.V)
+    return Output(torch.cat(out, 1), State(torch.cat([empty, *states])))
 
 
 def read_both_ways(backend: Backend, call: Recurrence) -> Output:
@@ -83,8 +78,9 @@ def itself(call: Recurrence) -> Tensor:
 
 def flipped(call: Recurrence) -> Recurrence:
     """The call with time reversed inside every sequence."""
-    flip_decay = call.log_decay is not None and call.log_decay.ndim > 1
-    log_decay = flip(call.log_decay, call.cu_seqlens) if flip_decay and call.log_decay is not None else call.log_decay
+    log_decay = call.log_decay
+    if log_decay is not None and log_decay.ndim > 1:
+        log_decay = flip(log_decay, call.cu_seqlens)
     q, k, v = (flip(x, call.cu_seqlens) for x in (call.q, call.k, call.v))
     return replace(call, q=q, k=k, v=v, log_decay=log_decay)
 

@@ -159,3 +159,54 @@ class Convolution(Call):
     def sequences(self) -> int:
         """N: rows of the tail."""
         return self.x.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Softmax(Call):
+    """Softmax attention over a sequence, after the keys and values that a cache holds.
+
+    o_t = sum_j w_tj v_j / sum_j w_tj,   w_tj = exp(scale q_t . k_j),   t - window < j <= t
+
+    Args:
+        q: [B,T,Hq,K].
+        k: [B,T,Hk,K].
+        v: [B,T,Hv,V].
+        keys: those of earlier tokens, [N,L,Hk,K]; row n holds its last min(seen[n], L) at the end, after zeros that are
+            never read. None where nothing came before.
+        values: theirs, [N,L,Hv,V], or None.
+        seen: tokens that each row has seen, [N] int64, or None.
+        cu_seqlens: offsets [N+1] of sequences packed in one row, or None.
+        scale: factor of the exponent.
+        causal: False lets every token see its whole sequence.
+        window: tokens that each token sees, itself included; None is all.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keys: Tensor | None
+    values: Tensor | None
+    seen: Tensor | None
+    cu_seqlens: Tensor | None
+    scale: float
+    causal: bool
+    window: int | None
+
+    @property
+    def heads(self) -> int:
+        """H, the number of output heads."""
+        return max(self.q.shape[2], self.k.shape[2], self.v.shape[2])
+
+    @property
+    def sequences(self) -> int:
+        """N: rows of the cache."""
+        return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    def initial(self) -> tuple[Tensor, Tensor, Tensor]:
+        """keys, values and seen of the cache; of no tokens when none was given."""
+        if self.keys is not None and self.values is not None and self.seen is not None:
+            return self.keys, self.values, self.seen
+        N, k, v = self.sequences, self.k, self.v
+        seen = torch.zeros(N, dtype=torch.int64, device=self.q.device)
+        return k.new_zeros(N, 0, *k.shape[2:]), v.new_zeros(N, 0, *v.shape[2:]), seen

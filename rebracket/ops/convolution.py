@@ -47,6 +47,7 @@ def short_convolution(
     Source: Fu et al. 2023 (H3); Gu and Dao 2023 (Mamba).
 
     Example:
+        >>> import torch
         >>> y, tail = short_convolution(torch.ones(1, 3, 1), torch.ones(1, 2))
         >>> y.flatten().tolist(), tail.flatten().tolist()
         ([1.0, 2.0, 2.0], [1.0])

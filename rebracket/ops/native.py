@@ -17,10 +17,8 @@ from typing import Any, ClassVar, TypeVar, final
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
-from torch.utils import _pytree as pytree
 
-from rebracket.ops.backend import Implementation, Kind
+from rebracket.ops.backend import INSTALLED, Implementation, Kind
 
 Results = tuple[Tensor, ...]
 Operator = TypeVar("Operator", bound="NativeOperator[Any]")
@@ -61,38 +59,86 @@ class NativeOperator(Implementation[Kind]):
     def backward(self, call: Kind, kept: Results, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Gradients of the call's tensors by name, of those that have one; `grads` are those of the results."""
 
+    @abstractmethod
+    def flat(self, found: Any) -> Results:
+        """What `run` gives as a tuple, in the order of the results of `forward`."""
+
     def compute(self, call: Kind) -> Results:
         """The results of a call: straight if it is plain, under autograd if wanted, else through torch."""
         tensors = call.tensors().values()
         if not plain(tensors):
             return self.registered(*vars(call).values(), learns(tensors))[: self.results]
-        if learns(tensors):
-            return Eager.apply(self, call, *tensors)
-        return self.forward(call, keep=False)[: self.results]
+        if learns(tensors) or transforms():
+            return Eager.of(self, call)
+        return self.forward(with_memory(call), keep=False)[: self.results]
 
 
 @final
 class Eager(torch.autograd.Function):
-    """Autograd around a plain call; differentiable once."""
+    """A plain call under autograd and under the transforms of torch.func."""
+
+    @classmethod
+    def of(cls, operator: NativeOperator[Any], call: Any) -> Results:
+        """The results of a call."""
+        named = call.tensors()
+        bare = dataclasses.replace(call, **dict.fromkeys(named))
+        return cls.apply(operator, bare, tuple(named), *named.values())[: operator.results]
 
     @staticmethod
-    def forward(ctx: Any, operator: NativeOperator[Any], call: Any, *tensors: Tensor) -> Results:
-        """The results; what the backward pass needs is saved as torch wants it."""
-        found = operator.forward(call, keep=True)
-        ctx.operator, ctx.names = operator, tuple(call.tensors())
-        ctx.bare = dataclasses.replace(call, **dict.fromkeys(ctx.names))
-        ctx.save_for_backward(*found[operator.results :], *tensors)
+    def forward(operator: NativeOperator[Any], bare: Any, names: tuple[str, ...], *tensors: Tensor) -> Results:
+        """The results and what is kept, for a call in which tensors stand under their names."""
+        call = dataclasses.replace(bare, **dict(zip(names, tensors, strict=True)))
+        return operator.forward(with_memory(call), keep=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+        """Saves what the backward pass needs, as torch wants it."""
+        ctx.operator, ctx.bare, ctx.names, *tensors = inputs
+        kept = output[ctx.operator.results :]
+        ctx.mark_non_differentiable(*kept)
+        ctx.save_for_backward(*kept, *tensors)
         ctx.set_materialize_grads(False)
-        return found[: operator.results]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients, in the order of the tensors."""
-        saved, kept = ctx.saved_tensors, ctx.operator.kept
+        saved, kept, grads = ctx.saved_tensors, ctx.operator.kept, grads[: ctx.operator.results]
         call = dataclasses.replace(ctx.bare, **dict(zip(ctx.names, saved[kept:], strict=True)))
-        found = ctx.operator.backward(call, saved[:kept], grads)
-        return None, None, *(found.get(name) for name in ctx.names)
+        if torch.is_grad_enabled() or not plain([*saved, *(x for x in grads if x is not None)]) or transforms():
+            found = differentiable_backward(ctx.operator, call, grads)
+        else:
+            found = ctx.operator.backward(with_memory(call), saved[:kept], grads)
+        return None, None, None, *(found.get(name) for name in ctx.names)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> tuple[Results, tuple[int, ...]]:
+        """Each member of the batch by a call of its own."""
+        members = []
+        for i in range(info.batch_size):
+            one = [x.select(dim, i) if isinstance(dim, int) else x for x, dim in zip(values, in_dims, strict=True)]
+            members.append(Eager.apply(*one))
+        stacked = tuple(torch.stack(parts) for parts in zip(*members, strict=True))
+        return stacked, (0,) * len(stacked)
+
+
+def differentiable_backward(
+    operator: NativeOperator[Any], call: Any, grads: Sequence[Tensor | None]
+) -> dict[str, Tensor]:
+    """The gradients of a call as functions that can be differentiated again, by the reference's operations."""
+    with torch.enable_grad():
+        # Views, because one tensor may be several arguments, and each has a gradient of its own.
+        call = call.map(lambda x: x.view_as(x) if x.requires_grad else x)
+        results = operator.flat(INSTALLED["reference"].run(call))
+        named = {name: x for name, x in floating(call).items() if x.requires_grad}
+        ends = [(x, grad) for x, grad in zip(results, grads, strict=False) if grad is not None and x.requires_grad]
+        found = torch.autograd.grad(
+            [x for x, _ in ends],
+            list(named.values()),
+            [grad for _, grad in ends],
+            create_graph=True,
+            allow_unused=True,
+        )
+    return {name: x for name, x in zip(named, found, strict=True) if x is not None}
 
 
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -100,7 +146,21 @@ PLAIN = {Tensor, torch.nn.Parameter}
 
 def plain(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors are numbers in this process's memory, and nothing traces, records or transforms what is done."""
-    return undisturbed() and all(type(x) in PLAIN and x.device.type != "meta" for x in tensors)
+    return undisturbed() and all(stored(x) for x in tensors)
+
+
+def stored(x: Tensor) -> bool:
+    """Whether the numbers of x are those in its memory: no subclass, no sparse, nested or lazily changed tensor."""
+    lazy = x.is_neg() or x._is_zerotensor()
+    return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_meta and not lazy
+
+
+def with_memory(call: Any) -> Any:
+    """The call; a tensor whose memory was freed has none to be read."""
+    for name, x in call.tensors().items():
+        if x.numel() and not x.data_ptr():
+            raise ValueError(f"{name} has no memory: its storage was freed or resized; restore it before this call")
+    return call
 
 
 def learns(tensors: Iterable[Tensor]) -> bool:
@@ -108,19 +168,23 @@ def learns(tensors: Iterable[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
+def transforms() -> bool:
+    """Whether a transform of torch.func, or a batch of gradients, is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+
+
 def undisturbed() -> bool:
-    """Whether nothing traces, records or transforms what is done."""
+    """Whether nothing traces or records what is done, and there are no tangents."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
         or forward_ad._current_level >= 0
     )
 
 
 def register(operator: Operator) -> Operator:
-    """Tells torch of an operator: its schema, forward and backward pass, shapes, gradients and vmap."""
+    """Tells torch of an operator: its schema, forward and backward pass, shapes and gradients."""
     hints = typing.get_type_hints(operator.call)
     names = [field.name for field in dataclasses.fields(operator.call)]
     fields = ", ".join(f"{SCHEMA.get(hints[name], 'str?')} {name}" for name in names)
@@ -132,13 +196,13 @@ def register(operator: Operator) -> Operator:
     run_backward = getattr(torch.ops.rebracket, f"{operator.name}_backward").default
 
     def run(*fields: Any) -> Results:
-        return operator.forward(operator.call(*fields[:-1]), keep=fields[-1])
+        return operator.forward(with_memory(operator.call(*fields[:-1])), keep=fields[-1])
 
     def outline(*fields: Any) -> Results:
         return operator.outline(operator.call(*fields[:-1]), keep=fields[-1])
 
     def differentiate(kept: list[Tensor], grads: list[Tensor], *fields: Any) -> list[Tensor]:
-        call = operator.call(*fields)
+        call = with_memory(operator.call(*fields))
         found = operator.backward(call, tuple(kept), grads)
         return [found[name] if name in found else torch.zeros_like(x) for name, x in floating(call).items()]
 
@@ -154,8 +218,12 @@ def register(operator: Operator) -> Operator:
         saved = iter(ctx.saved_tensors)
         kept = [next(saved) for _ in range(operator.kept)]
         fields = [next(saved) if given else x for given, x in zip(ctx.given, ctx.others, strict=True)]
-        found = run_backward(kept, list(grads[: operator.results]), *fields)
-        named = dict(zip(floating(operator.call(*fields)), found, strict=True))
+        call = operator.call(*fields)
+        if torch.is_grad_enabled():
+            named = differentiable_backward(operator, call, grads[: operator.results])
+        else:
+            found = run_backward(kept, list(grads[: operator.results]), *fields)
+            named = dict(zip(floating(call), found, strict=True))
         return *(named.get(name) for name in names), None
 
     torch.library.impl(forward, "CompositeExplicitAutograd")(run)
@@ -163,27 +231,9 @@ def register(operator: Operator) -> Operator:
     torch.library.register_fake(forward)(outline)
     torch.library.register_fake(backward)(outline_backward)
     torch.library.register_autograd(forward, pull_back, setup_context=save)
-    torch.library.register_vmap(forward, one_by_one(operator.registered))
-    torch.library.register_vmap(backward, one_by_one(run_backward))
     return operator
 
 
 def floating(call: Any) -> dict[str, Tensor]:
     """The tensors of a call that may have a gradient, by name."""
     return {name: x for name, x in call.tensors().items() if x.is_floating_point()}
-
-
-def one_by_one(function: Any) -> Any:
-    """The rule for vmap: each member of the batch by a call of its own."""
-
-    def batched(info: Any, in_dims: Any, *values: Any) -> tuple[Any, Any]:
-        flat, spec = pytree.tree_flatten(values)
-        dims = pytree.tree_leaves(in_dims, is_leaf=lambda x: x is None)
-        found = []
-        for i in range(info.batch_size):
-            chosen = [x if dim is None else x.select(dim, i) for x, dim in zip(flat, dims, strict=True)]
-            found.append(function(*pytree.tree_unflatten(chosen, spec)))
-        stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
-        return type(found[0])(stacked), type(found[0])([0] * len(stacked))
-
-    return batched

@@ -2,21 +2,23 @@
 
     S_out = M S_in + W,   (M2, W2) after (M1, W1) is (M2 M1, M2 W1 + W2)
 
-The pair of a stretch needs no state to begin with, so stretches can be computed anywhere, in any order, and joined.
+The pair needs no state to begin with, so stretches can be computed anywhere and in any order, and joined afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from rebracket.ops.attention import linear_attention
+from rebracket.ops.call import Recurrence
 from rebracket.ops.checks import check_devices
+from rebracket.ops.lowering import make_call
+from rebracket.ops.plan import run
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
 from rebracket.ops.write import WriteRule
@@ -34,8 +36,9 @@ class Segment:
         transition: M: [N,H,K], a diagonal, for additive rules; [N,H,K,K] for rules that read back.
         written: W, the state that the stretch leaves when it starts from nothing.
 
-    Cost: K + K V numbers a head, K K + K V for erasing rules, whatever the length; for these `of` runs the stretch a
-    second time, with K value columns, to know M. Who has the state before a stretch need not: passing it on is cheaper.
+    Cost: K + K V numbers a head, K K + K V for erasing rules, whatever the length. For erasing rules `of` runs the
+    stretch a second time, with K value columns, to find M: where the state before a stretch is known, passing it on is
+    cheaper.
 
     Source: Blelloch 1990 (scans of linear recurrences); Martin and Cundy 2018; Yang et al. 2024 for erasing rules.
 
@@ -65,25 +68,15 @@ class Segment:
     ) -> Self:
         """The pair of a stretch; the arguments are those of `linear_attention`, which raises what does not fit."""
         q = k[:, :: write.entries]
-        _, written = linear_attention(
-            q, k, v, log_decay=log_decay, write=write, normalize=normalize, cu_seqlens=cu_seqlens, backend=backend
-        )
+        call = make_call(q, k, v, log_decay, write, None, normalize, None, None, cu_seqlens, causal=True)
+        written = run(call, "auto", None, backend).state
         if not write.reads_back:
-            return cls(diagonal(log_decay, written, k.shape[1], cu_seqlens), written)
+            return cls(diagonal(call), written)
+        # What a stretch without values does to the identity.
         N, H, K, _ = written.memory.shape
-        identity = torch.eye(K, dtype=written.memory.dtype, device=k.device).expand(N, H, K, K)
-        nothing, silent = v.new_zeros(*v.shape[:3], K), write.without_values(K)
-        _, moved = linear_attention(
-            q,
-            k,
-            nothing,
-            log_decay=log_decay,
-            write=silent,
-            state=State(identity),
-            cu_seqlens=cu_seqlens,
-            backend=backend,
-        )
-        return cls(moved.memory, written)
+        identity = torch.eye(K, dtype=call.dtype, device=k.device).expand(N, H, K, K)
+        silent = replace(call, v=call.v.new_zeros(*call.v.shape[:3], K), memory=identity)
+        return cls(run(silent, "auto", None, backend).state.memory, written)
 
     def apply(self, state: State) -> State:
         """The state after the stretch, for the state before it, of the same N, H, K, V."""
@@ -99,29 +92,19 @@ class Segment:
         return State(move(self.transition, state.memory) + memory, key_sum)
 
 
-def diagonal(log_decay: Tensor | None, written: State, T: int, cu_seqlens: Tensor | None) -> Tensor:
-    """exp of the log-decays summed over the stretch, as [N,H,K]."""
-    N, H, K, _ = written.memory.shape
-    if log_decay is None:
-        return written.memory.new_ones(N, H, K)
-    exact = log_decay.to(written.memory.dtype)
-    return over_time(exact, N, T, cu_seqlens).exp().reshape(N, H, -1).expand(N, H, K)
-
-
-def over_time(log_decay: Tensor, N: int, T: int, cu_seqlens: Tensor | None) -> Tensor:
-    """The sum over each sequence's tokens."""
-    if log_decay.ndim == 1:
-        lengths = [T] * N if cu_seqlens is None else cu_seqlens.diff().tolist()
-        return (
-            torch.stack([(log_decay * n).nan_to_num(nan=0.0, neginf=-torch.inf) for n in lengths])
-            if N
-            else log_decay[None][:0]
-        )
-    if cu_seqlens is None:
-        return log_decay.sum(1)
-    offsets = cu_seqlens.tolist()
-    sums = [log_decay[0, a:b].sum(0) for a, b in pairwise(offsets)]
-    return torch.stack(sums) if sums else log_decay[0, :0]
+def diagonal(call: Recurrence) -> Tensor:
+    """exp of the log-decays summed over each sequence, [N,H,K]."""
+    N, sizes = call.sequences, call.sizes
+    if call.log_decay is None:
+        return torch.ones(N, sizes.H, sizes.K, dtype=call.dtype, device=call.q.device)
+    exact = call.log_decay.to(call.dtype)
+    exact = exact if exact.ndim == 4 else exact.expand(sizes.B, sizes.T, sizes.H)[..., None]
+    if call.cu_seqlens is None:
+        sums = exact.sum(1)
+    else:
+        spans = pairwise(call.cu_seqlens.tolist())
+        sums = torch.stack([exact[0, a:b].sum(0) for a, b in spans]) if N else exact[0, :0]
+    return sums.exp().expand(N, sizes.H, sizes.K)
 
 
 def move(transition: Tensor, memory: Tensor) -> Tensor:

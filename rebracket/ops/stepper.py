@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from rebracket.ops.backend import Backend, PreparedStep, choose
 from rebracket.ops.lowering import lowered_step, make_step, with_time_axis
-from rebracket.ops.native import learns, plain
+from rebracket.ops.native import PLAIN, learns, plain, transforms, undisturbed
 from rebracket.ops.state import Output, State
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
@@ -83,9 +83,10 @@ class Stepper:
         call = make_step(q, k, v, log_decay, write, bonus, self.normalize, self.scale, state, inplace)
         chosen = choose(call, self.backend)
         values = (q, k, v, log_decay, bonus, state.memory, state.key_sum, inplace, *vars(write).values())
-        if unlearned(values):
+        tensors = [x for x in values if isinstance(x, Tensor)]
+        if plain(tensors) and not transforms() and not learns(tensors):
             way = chosen.prepare(call, [x if isinstance(x, Tensor) else None for x in values])
-            way = way or Unchecked(chosen, write, self.normalize, self.scale)
+            way = way or Unchecked(chosen, type(write), self.normalize, self.scale)
             self.prepared = Prepared(type(write), tuple(map(layout, values)), way)
         out, after = chosen.run(call)
         return Output(out.squeeze(1), state if inplace else after)
@@ -109,39 +110,31 @@ class Prepared:
     """What a call must be like, and the way to compute it."""
 
     rule: type[WriteRule]
-    layouts: Values
+    layouts: tuple[Any, ...]
     run: PreparedStep
 
     def fits(self, values: Values) -> bool:
-        """Whether a call differs from the one that was prepared only in the numbers of its tensors."""
-        if not unlearned(values):
+        """Whether a call differs from the one that was prepared in nothing but the numbers of its tensors."""
+        if not undisturbed() or transforms():
             return False
+        learning = torch.is_grad_enabled()
         for x, wanted in zip(values, self.layouts, strict=True):
-            if isinstance(x, Tensor):
-                if type(wanted) is not Layout or wanted != (x.shape, x.stride(), x.dtype, x.device):
+            if type(x) in PLAIN:
+                if type(wanted) is not tuple:
+                    return False
+                shape, stride, dtype, is_cpu = wanted
+                if x.shape != shape or x.stride() != stride or x.dtype is not dtype or x.is_cpu is not is_cpu:
+                    return False
+                if x.is_neg() or (learning and x.requires_grad):
                     return False
             elif type(x) is not type(wanted) or x != wanted:  # 1 and True are equal, not the same
                 return False
         return True
 
 
-class Layout(NamedTuple):
-    """How a tensor's numbers are stored."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def layout(x: Any) -> Any:  # noqa: ANN401 - values that are no tensors are kept as they are
-    return Layout(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else x
-
-
-def unlearned(values: Values) -> bool:
-    """Whether nothing traces or transforms a call, all tensors are plain, and none takes part in autograd."""
-    tensors = [x for x in values if isinstance(x, Tensor)]
-    return plain(tensors) and not learns(tensors)
+def layout(x: Any) -> Any:  # noqa: ANN401 - what is no tensor stays what it is
+    """What a step depends on besides the numbers of x."""
+    return (x.shape, x.stride(), x.dtype, x.is_cpu) if isinstance(x, Tensor) else x
 
 
 @final
@@ -150,13 +143,13 @@ class Unchecked:
     """Steps on a backend that has nothing shorter for them: as `step` computes them, without the checks."""
 
     backend: Backend
-    write: WriteRule
+    rule: type[WriteRule]
     normalize: bool
     scale: float | None
 
     def __call__(self, values: Sequence[Any], state: State) -> Output:
         q, k, v, log_decay, bonus, _, _, inplace, *fields = values
-        write = type(self.write)(*fields)
+        write = self.rule(*fields)
         arguments = with_time_axis(q, k, v, log_decay, write)
         call = lowered_step(*arguments, bonus, self.normalize, self.scale, state, inplace)
         out, after = self.backend.run(call)

@@ -2,25 +2,21 @@
 
 from rebracket.train.config import DataConfig, LoopConfig, OptimizerConfig, TrainConfig
 from rebracket.train.folder import RunFolder
-from rebracket.train.loop import Trainer, Update
-from rebracket.train.progress import Bar, Lines, Screen, screen
 from rebracket.train.session import Outcome, train, verdict
-from rebracket.train.validation import BitsPerByte, validate
+from rebracket.train.trainer import Trainer, Update
+from rebracket.train.validation import BitsPerByte, Precision, validate
 
 __all__ = [
-    "Bar",
     "BitsPerByte",
     "DataConfig",
-    "Lines",
     "LoopConfig",
     "OptimizerConfig",
     "Outcome",
+    "Precision",
     "RunFolder",
-    "Screen",
     "TrainConfig",
     "Trainer",
     "Update",
-    "screen",
     "train",
     "validate",
     "verdict",

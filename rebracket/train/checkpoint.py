@@ -1,4 +1,4 @@
-"""Where a run stands, in one file: weights, optimizer, random numbers, step."""
+"""The state of a run after a step, in one file: weights, optimizer, random numbers, step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rebracket.base.files import read_tensors, write_tensors
 
-KIND = "checkpoint"
-VERSION = 1
+KIND, VERSION = "checkpoint", 1
 ENDING = ".safetensors"
 
 
@@ -21,8 +20,8 @@ class Checkpoint:
 
     Args:
         step: updates made.
-        corpus: digest of the text and tokenizer it was made with.
-        tensors: all that the next step depends on.
+        corpus: digest of the text and tokenizer.
+        tensors: everything that the next step depends on.
     """
 
     step: int
@@ -31,20 +30,10 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Writes a checkpoint beside and renames it, then removes all but the newest few.
-
-    Args:
-        folder: made where it is not there.
-        checkpoint: what to write.
-        keep: how many stay, >= 1.
-
-    Returns:
-        The file.
+    """Writes a checkpoint, whole or not at all, then removes all but the newest `keep`.
 
     Raises:
         OSError: the folder cannot be written; the older checkpoints are untouched.
-
-    Cost: one copy of the tensors to disk, flushed.
 
     Example:
         >>> import tempfile, torch
@@ -61,33 +50,21 @@ def write(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a damaged one is set aside, as `*.damaged`, and the one before it is taken.
+    """The newest undamaged checkpoint; None where there is none or no such folder.
 
-    Args:
-        folder: where they are; it need not exist.
-        say: is told of each that is damaged.
-
-    Returns:
-        The checkpoint, or None where there is none.
-
-    Example:
-        >>> newest(Path("no/such/folder"), say=str) is None
-        True
+    A damaged one is renamed to `*.damaged`, reported to `say`, and the one before it is taken.
     """
     for torn in folder.glob(f".step-*{ENDING}.*"):  # what a killed process was writing
         torn.unlink()
     for path in reversed(files(folder)):
         try:
-            return read(path)
+            tensors, extra = read_tensors(path, KIND, VERSION)
         except ValueError as error:
             path.replace(path.with_name(path.name + ".damaged"))
             say(f"{error}; set aside, going back to the checkpoint before it")
+        else:
+            return Checkpoint(int(extra["step"]), extra["corpus"], tensors)
     return None
-
-
-def read(path: Path) -> Checkpoint:
-    tensors, extra = read_tensors(path, KIND, VERSION)
-    return Checkpoint(int(extra["step"]), extra["corpus"], tensors)
 
 
 def files(folder: Path) -> list[Path]:

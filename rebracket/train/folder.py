@@ -1,4 +1,4 @@
-"""The folder of a run: one config, its metrics, its checkpoints, its model."""
+"""The folder of a run: one config, its metrics, its checkpoints, its model, and the text it held out."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from rebracket.base.files import replacing
+from rebracket.data.text import STDIN, Document, hold_out, read
 from rebracket.train.config import TrainConfig
 from rebracket.train.metrics import records
 
@@ -16,7 +17,7 @@ from rebracket.train.metrics import records
 @final
 @dataclass(frozen=True)
 class RunFolder:
-    """Where everything of one run lies.
+    """The files of one run.
 
     `config.json` (every value spelled out), `metrics.jsonl`, `checkpoints/`, and at the end `model/` and `curve.png`.
 
@@ -32,7 +33,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The config the run was begun with."""
+        """The config the run was started with."""
         return self.path / "config.json"
 
     @property
@@ -42,7 +43,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The newest few."""
+        """A folder of the newest few."""
         return self.path / "checkpoints"
 
     @property
@@ -50,13 +51,18 @@ class RunFolder:
         """A folder that `rebracket.lm.load_model` reads."""
         return self.path / "model"
 
+    @property
+    def curve(self) -> Path:
+        """A picture of the loss."""
+        return self.path / "curve.png"
+
     def result(self) -> dict[str, Any] | None:
-        """The last line of a run that is finished, else None."""
+        """The last line of the metrics if the run is finished, else None."""
         last = records(self.metrics)[-1:]
         return last[0] if last and last[0]["kind"] == "result" else None
 
     def refuse_other(self, config: TrainConfig) -> None:
-        """Raises if anything lies here that a run of this config would damage.
+        """Raises if anything is here that a run of this config would damage.
 
         Raises:
             ValueError: the folder holds no run, or the run of another config; the message names what differs.
@@ -75,11 +81,11 @@ class RunFolder:
         return None
 
     def refuse_unusable(self) -> None:
-        """Raises if no run can be written here; makes nothing.
+        """Raises if no run can be written here; writes nothing.
 
         Raises:
-            NotADirectoryError: a file is in the way.
-            PermissionError: the folder, or the nearest one above it that is there, is not to be written to.
+            NotADirectoryError: there is a file in place of the folder or of one above it.
+            PermissionError: the folder, or the nearest existing one above it, may not be written to.
         """
         nearest = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not nearest.is_dir():
@@ -89,10 +95,10 @@ class RunFolder:
 
     @contextmanager
     def held(self, config: TrainConfig) -> Iterator[None]:
-        """Begins the run, if it has not begun, and keeps other processes out of it.
+        """Writes the config if it is not there, and keeps other processes out of the folder.
 
         Raises:
-            ValueError: another process is in it.
+            ValueError: another process uses it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path):
@@ -101,12 +107,60 @@ class RunFolder:
                     beside.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
             yield
 
+    def held_out(self) -> tuple[Document, ...]:
+        """The documents that the run held out: its text is read and divided again.
+
+        Raises:
+            FileNotFoundError: the run's text is gone.
+            ValueError: the run read standard input, or its config is damaged.
+        """
+        try:
+            data = TrainConfig.from_dict(json.loads(self.config.read_text(encoding="utf-8"))).data
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.config} is damaged: {error}") from error
+        if STDIN in data.text:
+            raise ValueError(f"{self.path} was trained on standard input, which is gone; give --text")
+        return hold_out(read(data.text, data.separator), data.held_out)[1]
+
     def _refuse_foreign(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; a run needs a folder of its own")
         foreign = [one.name for one in self.path.glob("*") if not one.name.startswith(".")]
         if foreign:
             raise ValueError(f"{self.path} holds no run but {', '.join(sorted(foreign)[:3])}; give another folder")
+
+
+def model_folder(path: Path) -> Path:
+    """The folder of a model: `path` itself, or `model` in it when it is the folder of a run.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or the run has left no model yet.
+
+    Example:
+        >>> model_folder(Path("no/such/model"))
+        Traceback (most recent call last):
+        FileNotFoundError: no model or run at no/such/model
+    """
+    run = RunFolder(path)
+    if run.model.is_dir():
+        return run.model
+    if not path.is_dir():
+        raise FileNotFoundError(f"no model or run at {path}")
+    if run.metrics.is_file():
+        raise FileNotFoundError(f"{path}: this run has no model yet; it is written when training ends or is stopped")
+    return path
+
+
+def run_of(path: Path) -> RunFolder:
+    """The run that a model came from, by the folder of either.
+
+    Raises:
+        FileNotFoundError: the model came from no run.
+    """
+    for run in (RunFolder(path), RunFolder(path.absolute().parent)):
+        if run.metrics.is_file() and run.config.is_file():
+            return run
+    raise FileNotFoundError(f"{path} is not in the folder of a run, so its training text is unknown; give --text")
 
 
 def differences(there: object, here: object, where: str = "") -> list[str]:
@@ -123,7 +177,7 @@ def differences(there: object, here: object, where: str = "") -> list[str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder until the block ends or the process dies; where there are no such locks, trusts the user."""
+    """Locks a folder until the block ends or the process dies; where the system has no such locks, does nothing."""
     with (folder / ".lock").open("w") as file:
         if os.name == "posix":
             import fcntl

@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: the step that runs is finished first."""
+"""Ctrl-C as a request: the current step is finished first."""
 
 import signal
 import threading
@@ -12,10 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupt:
     """Remembers the first Ctrl-C (or SIGTERM) instead of raising; the second one raises KeyboardInterrupt.
 
+    Outside the main thread, where Python delivers no signals, nothing is changed.
+
     Attributes:
         asked: whether there was one.
-
-    Outside the main thread, where Python gives no signals, nobody ever asks.
 
     Example:
         >>> with Interrupt() as interrupt:

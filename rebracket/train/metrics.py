@@ -1,4 +1,4 @@
-"""What a run measured, one JSON object a line, torn lines and steps to be repeated left out."""
+"""The metrics of a run, one JSON object a line, without torn lines and steps that are to be repeated."""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from rebracket.base.files import replacing
 
 @final
 class Metrics:
-    """A file of JSON lines to add to, from a known step on.
+    """A file of JSON lines to append to after a known step.
 
     Args:
-        path: the file. What it holds of later steps, or of a line that a killed process left torn, is removed first,
-            so that a run taken up again leaves what one never stopped would have.
-        step: the step that the run stands at.
+        path: the file. Its records of later steps, and what follows a line that a killed process left torn, are removed
+            first, so that a resumed run leaves the same file as one that was never stopped.
+        step: updates that the run has made.
         events: folder for the same numbers as TensorBoard events; None for none.
 
     Raises:
-        ValueError: events are wanted and the `tensorboard` package is not there.
+        ValueError: events are asked for and the `tensorboard` package is not installed.
 
     Example:
         >>> import tempfile
@@ -39,7 +39,7 @@ class Metrics:
         self._file = path.open("a")
 
     def add(self, kind: str, step: int, values: Mapping[str, float | str]) -> None:
-        """Writes one line, and hands it to the operating system so that a kill does not lose it."""
+        """Writes one line and flushes it, so that a killed process does not lose it."""
         self._file.write(line({"kind": kind, "step": step, **values}))
         self._file.flush()
         if self._events is not None:

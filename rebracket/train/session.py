@@ -1,6 +1,8 @@
-"""A whole run: text, model, steps, and what is left of it in its folder."""
+"""A whole run: its text, its model, its steps, and what they leave in its folder."""
 
 import importlib.util
+import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,21 +10,25 @@ from typing import Any, final
 
 import torch
 
+from rebracket.base.progress import Progress
 from rebracket.data.batches import Batches, ordered, whole_contexts
+from rebracket.data.compression import xz
 from rebracket.data.corpus import Corpus, load_corpus
 from rebracket.lm.checkpoints import save_model
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.lm.tokenizer import SMALLEST
 from rebracket.train import checkpoint
-from rebracket.train.compressors import xz
-from rebracket.train.config import DataConfig, LoopConfig, TrainConfig
-from rebracket.train.curve import Curve, draw
+from rebracket.train.config import DataConfig, TrainConfig
+from rebracket.train.curve import draw
 from rebracket.train.folder import RunFolder
-from rebracket.train.loop import Chores, Trainer, Update, diverged, fit
+from rebracket.train.interrupt import Interrupt
 from rebracket.train.metrics import Metrics, records
-from rebracket.train.progress import Screen
+from rebracket.train.trainer import Trainer, Update, diverged
 from rebracket.train.validation import BitsPerByte, validate
+
+RECENT = 50
+"""Steps over which the speed is averaged."""
 
 
 @final
@@ -34,10 +40,6 @@ class Outcome:
         step: updates made so far.
         result: the last line of the metrics of a finished run; None if it was stopped before its end.
         before: whether the run was finished before the call.
-
-    Example:
-        >>> Outcome(step=7, result=None).before
-        False
     """
 
     step: int
@@ -45,39 +47,33 @@ class Outcome:
     before: bool = False
 
 
-def train(config: TrainConfig, out: Path, cache: Path, screen: Screen) -> Outcome:
-    r"""Trains a language model, from where its folder says it stands.
+def train(config: TrainConfig, out: Path, cache: Path, progress: Progress) -> Outcome:
+    r"""Trains a language model, resuming where its folder says that it stopped.
 
-    Everything is checked before anything is written. Called again after any death of the process, it goes on to
-    bitwise the same losses (on the same machine, with the same number of threads; to rounding with `train.compile`,
-    whose kernels depend on the shapes a process has met).
+    Everything is checked before anything is written. After any death of the process another call resumes to bitwise the
+    same losses (on the same machine, with the same number of threads; up to rounding with `train.compile`, whose
+    kernels depend on the shapes a process has met). Ctrl-C finishes the step, saves it and stops.
 
     Args:
         config: the run.
         out: its folder; `rebracket.train.folder.RunFolder` says what is in it.
         cache: folder for tokens and tokenizers.
-        screen: shows it.
-
-    Returns:
-        The outcome; a run stopped by Ctrl-C has saved its step.
+        progress: shows it.
 
     Raises:
         FileNotFoundError: text that is not there.
         ValueError: a config or text that cannot be trained, or a folder that holds something else.
         FloatingPointError: the loss is not finite.
 
-    Cost: memory of the text, of the model with three more numbers per weight, and of one row's activations.
-
     Example:
-        >>> import tempfile
-        >>> from rebracket.train import Lines
+        >>> import sys, tempfile
         >>> sizes = {"d_model": 8, "context": 16, "depth": 1, "pattern": ["gla"], "mixers": {"gla": {"heads": 2}}}
         >>> with tempfile.TemporaryDirectory() as home:
         ...     _ = Path(home, "novel.txt").write_text("one line of it\n" * 50)
         ...     data = {"text": [home + "/novel.txt"], "tokenizer": "bytes", "held_out": 0.1}
         ...     loop = {"steps": 2, "batch_tokens": 32, "validate_every": 0}
         ...     config = TrainConfig.from_dict({"model": sizes, "data": data, "train": loop})
-        ...     train(config, Path(home, "run"), Path(home, "cache"), Lines()).step
+        ...     train(config, Path(home, "run"), Path(home, "cache"), Progress(sys.stdout, "step")).step
         training on ...
         2
     """
@@ -85,159 +81,147 @@ def train(config: TrainConfig, out: Path, cache: Path, screen: Screen) -> Outcom
     folder.refuse_other(config)
     result = folder.result()
     if result is not None:
-        return Outcome(result["step"], result, before=True)
-    refuse_unsound(config)
-    folder.refuse_unusable()
-    session = Session.of(config, folder, corpus_of(config.data, cache, screen), screen)
-    with folder.held(config):
-        return session.run()
+        outcome = Outcome(result["step"], result, before=True)
+    else:
+        refuse_unsound(config)
+        folder.refuse_unusable()
+        session = Session(config, folder, corpus_of(config.data, cache, progress), progress)
+        with folder.held(config):
+            outcome = session.run()
+    if outcome.result is not None and not folder.curve.exists():
+        draw(records(folder.metrics), folder.curve)
+    return outcome
 
 
 @final
 class Session:
-    """One run with everything at hand.
+    """One run in one process: builds the model, takes the steps, writes the folder.
 
     Args:
         config: the run.
-        folder: where it lies.
+        folder: what it writes, which is not touched before `run`.
         corpus: its text.
-        model: what it trains.
-        trainer: takes its steps.
-        screen: shows it.
+        progress: shows it.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: RunFolder,
-        corpus: Corpus,
-        model: LanguageModel,
-        trainer: Trainer,
-        screen: Screen,
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._corpus = corpus
-        self._model = model
-        self._trainer = trainer
-        self._screen = screen
-
-    @classmethod
-    def of(cls, config: TrainConfig, folder: RunFolder, corpus: Corpus, screen: Screen) -> "Session":
-        """The session of a config, its model at the first step; writes nothing."""
+    def __init__(self, config: TrainConfig, folder: RunFolder, corpus: Corpus, progress: Progress) -> None:
         sizes = model_config(config.model, corpus.tokenizer.vocab_size)
         batches = Batches(corpus.train, sizes.context, config.train.batch_tokens, config.train.seed)
-        device = device_of(config.train.device)
-        model = LanguageModel(sizes, seed=config.train.seed).to(device)
-        trainer = Trainer(model, batches, corpus.tokenizer.byte_lengths(), config, device)
-        screen.say(describe(corpus, model, device))
-        return cls(config, folder, corpus, model, trainer, screen)
+        self._device = device_of(config.train.device)
+        self._model = LanguageModel(sizes, seed=config.train.seed).to(self._device)
+        self._byte_lengths = corpus.tokenizer.byte_lengths()
+        self._trainer = Trainer(self._model, batches, self._byte_lengths, config, self._device)
+        self._config = config
+        self._loop = config.train
+        self._folder = folder
+        self._corpus = corpus
+        self._progress = progress
+        progress.say(describe(corpus, self._model, self._device))
 
     def run(self) -> Outcome:
-        """Takes the steps that are left and, if that is all of them, finishes."""
+        """Resumes, takes the steps that are left, saves the model and, after the last step, the result."""
         self._resume()
-        events = self._folder.path / "tensorboard" if self._config.train.tensorboard else None
+        events = self._folder.path / "tensorboard" if self._loop.tensorboard else None
         with Metrics(self._folder.metrics, self._trainer.step, events) as metrics:
-            self._note_start(metrics)
-            finished = fit(self._trainer, self._config, self._chores(metrics), self._screen)
+            self._record_start(metrics)
+            self._take_steps(metrics)
             save_model(self._folder.model, self._model, self._corpus.tokenizer)
+            finished = self._trainer.step >= self._loop.steps
             return Outcome(self._trainer.step, self._finish(metrics) if finished else None)
 
     def _resume(self) -> None:
-        found = checkpoint.newest(self._folder.checkpoints, self._screen.say)
+        found = checkpoint.newest(self._folder.checkpoints, self._progress.say)
         if found is None:
             return
         if found.corpus != self._corpus.digest:
-            raise ValueError(f"{self._folder.path} was begun with another text than data.text gives now")
+            raise ValueError(f"{self._folder.path} was started with another text than data.text gives now")
         self._trainer.restore(found)
-        self._screen.say(f"going on from step {found.step:,} of {self._config.train.steps:,}")
+        self._progress.say(f"resuming from step {found.step:,} of {self._loop.steps:,}")
 
-    def _note_start(self, metrics: Metrics) -> None:
+    def _record_start(self, metrics: Metrics) -> None:
         threads = torch.get_num_threads()
-        before = [record for record in records(self._folder.metrics) if record["kind"] == "start"]
-        if before and before[-1]["threads"] != threads:
-            self._screen.say(
-                f"begun with {before[-1]['threads']} threads, now {threads}: losses may differ in their last digits"
+        before = [record["threads"] for record in records(self._folder.metrics) if record["kind"] == "start"]
+        if before and before[-1] != threads:
+            self._progress.say(
+                f"started with {before[-1]} threads, now {threads}: losses may differ in their last digits"
             )
         metrics.add("start", self._trainer.step, {"threads": threads, "torch": torch.__version__})
 
-    def _chores(self, metrics: Metrics) -> Chores:
-        def log(update: Update, tokens_per_second: float) -> None:
-            metrics.add("train", update.step, {**asdict(update), "tokens_per_second": tokens_per_second})
+    def _take_steps(self, metrics: Metrics) -> None:
+        """Steps until the last one, or until Ctrl-C: then the current step is finished and saved."""
+        steps, tokens = self._loop.steps, self._loop.batch_tokens * self._loop.accumulate
+        seconds: deque[float] = deque(maxlen=RECENT)
+        with self._progress.counting(self._trainer.step) as show, Interrupt() as interrupt:
+            while self._trainer.step < steps and not interrupt.asked:
+                begun = time.perf_counter()
+                update = self._trainer.advance()
+                seconds.append(time.perf_counter() - begun)
+                speed = tokens * len(seconds) / sum(seconds)
+                show(update.step, steps, f"loss {update.loss:.3f}, {speed:,.0f} tokens/s")
+                self._after_step(update, speed, metrics)
+            if self._trainer.step < steps:
+                self._save()
 
-        def look() -> None:
-            found = self._measure(self._config.train.validate_tokens)
-            step = self._trainer.step
+    def _after_step(self, update: Update, tokens_per_second: float, metrics: Metrics) -> None:
+        """Logs, validates and checkpoints; saves last, so that metrics are on disk before the checkpoint."""
+        step, loop = update.step, self._loop
+        last = step == loop.steps
+        if last or step % loop.log_every == 0:
+            metrics.add("train", step, {**asdict(update), "tokens_per_second": tokens_per_second})
+        if loop.validate_every and step % loop.validate_every == 0 and not last:  # the result reads all held-out text
+            found = self._validate(loop.validate_tokens)
             metrics.add("validation", step, found.to_dict())
-            self._screen.say(f"step {step:,}: {found.value:.4f} bits per byte of {found.nbytes:,} held-out bytes")
-
-        return Chores(log, look, self._save)
+            self._progress.say(f"step {step:,}: {found.value:.4f} bits per byte of {found.nbytes:,} held-out bytes")
+        if last or step % loop.checkpoint_every == 0:
+            self._save()
 
     def _save(self) -> None:
-        checkpoint.write(
-            self._folder.checkpoints, self._trainer.checkpoint(self._corpus.digest), self._config.train.keep
-        )
+        checkpoint.write(self._folder.checkpoints, self._trainer.checkpoint(self._corpus.digest), self._loop.keep)
 
-    def _measure(self, limit: int) -> BitsPerByte:
-        rows = ordered(self._corpus.held_out, self._model.config.context, self._config.train.batch_tokens, limit)
-        lengths = self._corpus.tokenizer.byte_lengths()
-        device = self._model.embed.weight.device
+    def _validate(self, limit: int) -> BitsPerByte:
+        rows = ordered(self._corpus.held_out, self._model.config.context, self._loop.batch_tokens, limit)
         with diverged(self._trainer.step):
-            return validate(self._trainer.forward, rows, lengths, device, self._trainer.precision)
+            return validate(self._trainer.forward, rows, self._byte_lengths, self._device, self._trainer.precision)
 
     def _finish(self, metrics: Metrics) -> dict[str, Any]:
-        """The last measurements and the curve; the result is written last, so that its line says it is all there."""
-        self._screen.say("reading all held-out text, with the model and with xz")
-        found = self._measure(limit=0)
-        compressed = xz(self._corpus, self._config.train.xz_bytes)
-        levels = {"xz alone": compressed.alone, "xz after training text": compressed.after}
-        curve = Curve.of(records(self._folder.metrics), levels).ending(self._trainer.step, found.value)
+        """Measures on all held-out text; its line of metrics is the last, and says that the run is finished."""
+        self._progress.say("reading all held-out text, with the model and with xz")
+        found = self._validate(limit=0)
+        compressed = xz(self._corpus, self._loop.xz_bytes)
         result = {
             **found.to_dict(),
             "documents": self._corpus.held_out.documents,
             "xz_alone": compressed.alone,
             "xz_after": compressed.after,
             "xz_before_nbytes": compressed.before_nbytes,
-            "curve": draw(curve, self._folder.path).name,
         }
         metrics.add("result", self._trainer.step, result)
         return {"kind": "result", "step": self._trainer.step, **result}
 
 
 def refuse_unsound(config: TrainConfig) -> None:
-    """Raises for what can be seen of a config without its text, which may take long to read.
-
-    Raises:
-        ValueError: a model, batch or device that is not to be had.
-    """
-    require_tensorboard(config.train)
+    """Raises a ValueError for what can be seen of a config without its text, which may take long to read."""
+    if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError("train.tensorboard needs the package tensorboard: pip install tensorboard")
     device_of(config.train.device)
-    # Whatever the tokenizer will be, the sizes of the vocabulary that all have fit or do not fit the same.
+    # Whether the other sizes fit does not depend on the size of the vocabulary.
     whole_contexts(config.train.batch_tokens, model_config(config.model, SMALLEST).context)
 
 
-def corpus_of(data: DataConfig, cache: Path, screen: Screen) -> Corpus:
+def corpus_of(data: DataConfig, cache: Path, progress: Progress) -> Corpus:
     """The text that a config names."""
-    return load_corpus(
-        data.text,
-        separator=data.separator,
-        held_out=data.held_out,
-        tokenizer=data.tokenizer,
-        vocab_size=data.vocab_size,
-        cache=cache,
-        say=screen.say,
-    )
+    options = {name: value for name, value in vars(data).items() if name != "text"}
+    return load_corpus(data.text, **options, cache=cache, say=progress.say)
 
 
 def model_config(values: Mapping[str, Any], vocab_size: int) -> Config:
     """The model that a table describes, with the vocabulary that the tokenizer gives.
 
     Raises:
-        ValueError: the table is no model's, or has a vocabulary of its own.
+        ValueError: the table does not describe a model, or has a vocabulary of its own.
 
     Example:
-        >>> sizes = {"gla": {"heads": 2}, "softmax": {"heads": 4}}
-        >>> table = {"d_model": 16, "context": 8, "depth": 2, "pattern": ["gla"], "mixers": sizes}
+        >>> table = {"d_model": 16, "context": 8, "depth": 2, "pattern": ["gla"], "mixers": {"gla": {"heads": 2}}}
         >>> model_config(table, 257).vocab_size
         257
     """
@@ -257,16 +241,11 @@ def device_of(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"train.device {name!r} is not to be had here: {str(error).splitlines()[0]}") from error
-
-
-def require_tensorboard(loop: LoopConfig) -> None:
-    if loop.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ValueError("train.tensorboard needs the package tensorboard: pip install tensorboard")
+        raise ValueError(f"train.device {name!r} is not available here: {str(error).splitlines()[0]}") from error
 
 
 def describe(corpus: Corpus, model: LanguageModel, device: torch.device) -> str:
-    """What is about to be trained on what, in lines."""
+    """The text, the model and the device, in lines."""
     train, held = corpus.train, corpus.held_out
     text = f"training on {train.nbytes:,} bytes of {train.documents:,} documents, {len(train):,} tokens"
     kept = f"held out: {held.nbytes:,} bytes of {held.documents:,} documents, {len(held):,} tokens"
@@ -275,15 +254,10 @@ def describe(corpus: Corpus, model: LanguageModel, device: torch.device) -> str:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """The result of a finished run in lines: the model's bits per byte beside what xz makes of the same text.
+    """The result of a finished run in lines: the model's bits per byte beside those of xz on the same text.
 
     Args:
         result: of an `Outcome`.
-
-    Returns:
-        The lines.
-
-    Cost: none.
 
     Example:
         >>> bits = {"bits_per_byte": 2.5, "xz_alone": 3.0, "xz_after": 2.75}
@@ -293,10 +267,11 @@ def verdict(result: Mapping[str, Any]) -> str:
           3.0000  xz -9e of this text alone
           2.7500  xz -9e given 5,000 bytes of training text before it
     """
-    rows = [
-        (result["bits_per_byte"], "this model"),
-        (result["xz_alone"], "xz -9e of this text alone"),
-        (result["xz_after"], f"xz -9e given {result['xz_before_nbytes']:,} bytes of training text before it"),
-    ]
-    head = f"held-out text, {result['nbytes']:,} bytes of {result['documents']:,} documents, in bits per byte:"
-    return "\n".join([head, *(f"  {bits:.4f}  {what}" for bits, what in rows)])
+    return "\n".join(
+        [
+            f"held-out text, {result['nbytes']:,} bytes of {result['documents']:,} documents, in bits per byte:",
+            f"  {result['bits_per_byte']:.4f}  this model",
+            f"  {result['xz_alone']:.4f}  xz -9e of this text alone",
+            f"  {result['xz_after']:.4f}  xz -9e given {result['xz_before_nbytes']:,} bytes of training text before it",
+        ]
+    )

@@ -1,27 +1,46 @@
-"""Bits per byte: what a model makes of text it never saw, in a unit that no tokenizer can bend."""
+"""The loss of a language model, and its bits per byte of held-out text, which no choice of tokenizer changes."""
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rebracket.data.batches import Batch
-from rebracket.train.loss import Precision, nats
+
+
+@final
+@dataclass(frozen=True)
+class Precision:
+    """What a forward pass computes in: "float32", or "bfloat16" where autocast considers it safe.
+
+    Example:
+        >>> with Precision("bfloat16").on(torch.device("cpu")):
+        ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.bfloat16
+    """
+
+    name: str
+
+    def on(self, device: torch.device) -> AbstractContextManager[object]:
+        """The context to run the forward pass in."""
+        return torch.autocast(device.type, torch.bfloat16) if self.name == "bfloat16" else nullcontext()
 
 
 @final
 @dataclass(frozen=True)
 class BitsPerByte:
-    """The length of a code for a text, made of a model's predictions.
+    """The length of a text's code under a model's predictions.
 
         bits per byte = nats / (ln 2 * nbytes)
 
-    nats counts every token of every document, the first (predicted from the document mark) and the end of the document
-    (a mark to predict, no bytes) included, so it is the length of a code that can be decoded into the documents;
-    nbytes counts each byte of their text once, and nothing for the marks.
+    nats counts every token of every document: the first (predicted from the document mark) and the end (a mark to
+    predict, no bytes) too, so the documents could be decoded from a code of this length. nbytes counts the bytes of
+    their text, and nothing for the marks.
 
     Args:
         nats: sum of -ln p over all tokens predicted.
@@ -41,27 +60,35 @@ class BitsPerByte:
         return self.nats / (math.log(2) * self.nbytes) if self.nbytes else math.inf
 
     def to_dict(self) -> dict[str, float]:
-        """For a line of metrics: the bits per byte and what they are made of."""
+        """For a line of metrics: the bits per byte and what they are computed from."""
         return {"bits_per_byte": self.value, "nats": self.nats, "nbytes": self.nbytes}
+
+
+def nats(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
+    """-ln p of each target, [T] float32; the logarithm is taken in float32.
+
+    Args:
+        model: `model(tokens [1,T], cu_seqlens=...)` returns an object with `logits` [1,T,vocab].
+        batch: the row, on the model's device.
+        precision: of the forward pass.
+    """
+    with precision.on(batch.tokens.device):
+        logits = model(batch.tokens, cu_seqlens=batch.cu_seqlens).logits
+    return F.cross_entropy(logits[0].float(), batch.targets[0], reduction="none")
 
 
 @torch.no_grad()
 def validate(
     model: nn.Module, batches: Iterable[Batch], byte_lengths: Tensor, device: torch.device, precision: Precision
 ) -> BitsPerByte:
-    """Runs a model over batches and adds up its code length, in float64.
+    """Runs a model over batches and adds up its code length in float64.
 
     Args:
-        model: `model(tokens [1,T], cu_seqlens=...)` gives an object with `logits` [1,T,vocab].
+        model: as for `nats`.
         batches: each token once, as `rebracket.data.ordered` gives them.
         byte_lengths: [vocab] int64, bytes per id.
         device: where the model is.
         precision: of the forward pass.
-
-    Returns:
-        Nats and bytes.
-
-    Cost: one forward pass over the text.
 
     Example:
         >>> import numpy as np

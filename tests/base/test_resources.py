@@ -1,6 +1,7 @@
 """The process knows what it holds and what it held at most."""
 
 import sys
+import time
 
 import pytest
 import torch
@@ -47,6 +48,12 @@ def test_what_is_made_and_what_is_dropped_both_count(size):
     assert 0.95 * size < kept.nbytes / MB < size + 8
     dropped = first_call(lambda: torch.ones(size * MB // 4).sum())
     assert 0.95 * size < dropped.nbytes / MB < size + 8
+
+
+def test_a_call_that_waits_takes_wall_time_and_no_cpu_seconds():
+    waited, computed = first_call(lambda: time.sleep(0.2)), first_call(lambda: sum(range(10**6)))
+    assert waited.seconds > 0.2 > 5 * waited.cpu_seconds
+    assert computed.cpu_seconds > 1e-3
 
 
 @linux

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rebracket.bench import clock
-from rebracket.bench.clock import Crowd, Pace, Timing, laps, threads
+from rebracket.bench.clock import Budget, OtherProcesses, Timing, measure, threads
 
 
 @pytest.fixture
@@ -19,37 +19,64 @@ def slow_looking(monkeypatch):
 def test_turns(slow_looking):
     said: list[str] = []
     calls = {name: lambda name=name: said.append(name) for name in "abc"}
-    found = laps(calls, Pace(rounds=2, seconds=1e9))
+    found, _ = measure(calls, Budget(rounds=2, seconds=1e9))
     assert "".join(said) == "abc" + "abc" * 2
-    assert {name: timing.samples for name, timing in found.timings.items()} == dict.fromkeys("abc", (1.0, 1.0))
+    assert {name: timing.wall for name, timing in found.items()} == dict.fromkeys("abc", (1.0, 1.0))
 
 
 @pytest.mark.parametrize(
     ("rounds", "seconds", "fewest", "most"),
-    [(5, 1e9, 5, 5), (5, 0, clock.FEWEST, clock.FEWEST), (2, 0, 2, 2), (90, 60, clock.FEWEST + 1, 30)],
+    [(5, 1e9, 5, 5), (5, 0, clock.FEWEST, clock.FEWEST), (2, 0, 2, 2), (90, 120, clock.FEWEST + 1, 30)],
 )
 def test_as_many_rounds_as_fit_and_a_few_at_least(slow_looking, rounds, seconds, fewest, most):
-    found = laps({"only": lambda: None}, Pace(rounds, seconds))
-    assert fewest <= len(found.timings["only"].samples) <= most
+    found, _ = measure({"only": lambda: None}, Budget(rounds, seconds))
+    assert fewest <= len(found["only"].samples) <= most
 
 
-def test_a_short_call_is_repeated_within_a_sample(monkeypatch):
+@pytest.mark.parametrize(("share", "repeats"), [(1.0, 16), (0.5, 32), (0.01, 64)])
+def test_a_short_call_is_repeated_within_a_sample(monkeypatch, share, repeats):
+    """Of whose time a share is its own."""
     now, count = [0.0], [0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: share * now[0])
 
     def call():
         now[0] += 0.0007
         count[0] += 1
 
-    found = laps({"call": call}, Pace(rounds=3, seconds=0))
-    assert found.timings["call"].samples == pytest.approx([0.0007] * 3)
-    assert count[0] == 1 + 2 + 4 + 8 + 16 + 3 * 16  # 16 calls are over a hundredth of a second
+    found, _ = measure({"call": call}, Budget(rounds=3, seconds=0))
+    assert found["call"].wall == pytest.approx([0.0007] * 3)
+    # 16 calls are over a hundredth of a second, and 64 over four hundredths, after which it waits no longer.
+    assert count[0] == 2 * repeats - 1 + 3 * repeats
 
 
 def test_a_long_call_is_not_repeated(slow_looking):
     said: list[str] = []
-    found = laps({"long": lambda: said.append("")}, Pace(rounds=3, seconds=1e9), {"long": clock.LONG})
-    assert len(said) == len(found.timings["long"].samples) == 3
+    found, _ = measure({"long": lambda: said.append("")}, Budget(rounds=3, seconds=1e9), {"long": clock.LONG})
+    assert len(said) == len(found["long"].samples) == 3
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(1, 0.25), (2, 1.0)])
+def test_on_one_thread_the_time_is_cpu_seconds_and_on_more_wall_time(monkeypatch, slow_looking, count, seconds):
+    used = iter(range(10**6))
+    monkeypatch.setattr(time, "process_time", lambda: next(used) / 4)
+    with threads(count):
+        found, _ = measure({"only": lambda: None}, Budget(rounds=2, seconds=0))
+    assert found["only"].samples == (seconds, seconds)
+    assert found["only"].wall == (1.0, 1.0)
+
+
+def test_the_time_that_is_left_is_shared_among_the_measurements_that_are_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    budget = Budget(1, 100.0, measurements=10)
+    assert budget.share() == 5.0
+    now[0] = 55.0
+    assert budget.share() == 2.5
+    now[0] = 99.0
+    assert budget.share() == pytest.approx(1 / 16)
+    now[0] = 200.0
+    assert budget.share() == 0.0
 
 
 def test_quartiles():
@@ -83,15 +110,15 @@ def stat(monkeypatch, tmp_path, *lines):
 
 def test_others_are_what_is_busy_and_not_ours(monkeypatch, tmp_path):
     stat(monkeypatch, tmp_path, "cpu 100 0 50 999 9 0 0 0 0 0\n", "cpu 200 10 60 1500 9 20 8 2 0 0\ncpu0")
-    crowd = Crowd()
-    with crowd.watching():
+    others = OtherProcesses()
+    with others.watched():
         pass
-    assert crowd.others == pytest.approx(1.5)
+    assert others.cores == pytest.approx(1.5)
 
 
 def test_without_notes_nobody_knows(monkeypatch, tmp_path):
     monkeypatch.setattr(clock, "STAT", tmp_path / "none")
-    assert laps({"only": lambda: None}, Pace(1, 0)).others is None
+    assert measure({"only": lambda: None}, Budget(1, 0))[1] is None
 
 
 @pytest.mark.parametrize(("busy", "looks"), [([0.9, 0.5, 0.1, 0.1], 3), ([0.0], 1)])
@@ -101,21 +128,21 @@ def test_it_waits_until_others_leave_the_cores_alone(monkeypatch, busy, looks):
 
     class Watch:
         @property
-        def others(self):
+        def cores(self):
             return taken[-1]
 
-        def watching(self):
+        def watched(self):
             taken.append(next(said))
             return threads(torch.get_num_threads())
 
-    monkeypatch.setattr(clock, "Crowd", Watch)
+    monkeypatch.setattr(clock, "OtherProcesses", Watch)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     clock.wait_for_quiet(60)
     assert len(taken) == looks
 
 
 def test_it_waits_no_longer_than_it_was_told(monkeypatch):
-    monkeypatch.setattr(Crowd, "others", 2.0)
+    monkeypatch.setattr(OtherProcesses, "cores", 2.0)
     begun = time.perf_counter()
     clock.wait_for_quiet(0.25)
     assert 0.2 < time.perf_counter() - begun < 5

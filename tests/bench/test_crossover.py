@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from rebracket.bench.cases import RULES, SOFTMAX, Case, Mode, Shape
+from rebracket.bench.benchmark import Row, Status
+from rebracket.bench.case import Mode
+from rebracket.bench.cases import by_name
 from rebracket.bench.clock import Timing
-from rebracket.bench.crossover import crossover, lines, softmax_of
-from rebracket.bench.race import Row, Status
+from rebracket.bench.crossover import SOFTMAX, crossover, lines, softmax_of
 
 SQUARE = {T: T**2 / 1000 for T in (100, 200, 400, 800, 1600)}
 
@@ -41,7 +42,7 @@ def row(
     rule: str, T: int, seconds: float | None, mode: Mode = "forward", threads: int = 1, status: Status = "timed"
 ) -> Row:
     timing = None if seconds is None else Timing((seconds,))
-    return Row("auto", False, Case(RULES[rule], Shape(1, T, 8, 64), mode), threads, status, timing=timing)
+    return Row("auto", False, by_name()[rule](rule, (1, T, 8, 64), mode), threads, status, timing=timing)
 
 
 def test_lines_are_made_of_timed_rows_of_one_rule_mode_and_thread_count():
@@ -56,12 +57,12 @@ def test_lines_are_made_of_timed_rows_of_one_rule_mode_and_thread_count():
             row("kda", 8, 7.0, status="yardstick"),
         ]
     )
-    assert [(x.rule.name, x.mode, x.threads, x.seconds) for x in found] == [
+    assert [(x.rule, x.mode, x.threads, x.seconds) for x in found] == [
         ("kda", "forward", 1, {1: 1.0, 2: 2.0}),
         ("kda", "forward", 2, {2: 3.0}),
         ("softmax", "train", 1, {2: 9.0}),
         ("softmax", "forward", 1, {2: 4.0}),
     ]
-    assert softmax_of(found, found[0]) is found[3]
-    assert found[3].rule is SOFTMAX
-    assert softmax_of(found, found[1]) is None
+    assert softmax_of(found, found[0]) is found[3].seconds
+    assert found[3].rule == SOFTMAX
+    assert softmax_of(found, found[1]) == {}

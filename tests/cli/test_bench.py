@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rebracket.bench import clock, convolution, limits, own, peers
+from rebracket.bench import peers, suite
 from rebracket.cli import main
-from tests.bench.planted import FAULTS, Failing, Planted, Refusing
-from tests.bench.test_convolution import Wrong
+from tests.bench.planted import FAULTS, Failing, Planted, Refusing, measure_little
 
 TINY = ("--shapes", "1x6x2x4,3x6x2x4,2x1x3x4", "--rules", "linear,kda,softmax", "--rounds", "1", "--seconds", "0")
 
@@ -19,9 +18,7 @@ def home(tmp_path, monkeypatch):
     """A folder to write into, which is the current one, and a machine that is soon measured."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REBRACKET_TRACEBACK", raising=False)
-    monkeypatch.setattr(limits, "SIDE", 16)
-    monkeypatch.setattr(limits, "LARGE", 1 << 10)
-    monkeypatch.setattr(clock, "SAMPLE", 0.0)
+    measure_little(monkeypatch)
 
 
 @pytest.fixture
@@ -70,20 +67,27 @@ def test_the_convolution_is_among_the_rules_and_not_among_shapes_of_attention(ru
     assert code == 0
     assert "Short convolution, 1 thread" in shown
     assert "Forward, 1 thread" not in shown
-    assert len(cells(shown, "torch conv1d")) == 4  # its times in three modes and its largest error
+    assert len(cells(shown, "torch conv1d")) == 7  # times in 3 modes, memory in 2, functions, error
     figures = json.loads(Path("made/performance.json").read_text())
-    assert figures["rows"] == figures["sweep"] == []
-    assert {row["status"] for row in figures["convolutions"]} == {"timed"}
+    assert figures["sweep"] == []
+    assert {(row["rule"], row["status"]) for row in figures["rows"]} == {
+        ("convolution", "timed"),
+        ("convolution", "yardstick"),
+    }
     assert "Short convolution" not in run(*TINY, "--no-plot", "--modes", "decode")[1]
+    code, shown, _ = run("--rules", "kda,convolution", "--shapes", "2x6x4", "--no-plot", "--seconds", "0")
+    assert "Short convolution, 1 thread" in shown
+    assert "KDA" not in shown
     assert "Short convolution" not in run("--quick", "--rules", "kda", "--modes", "decode", "--seconds", "0")[1]
 
 
 def test_a_wrong_convolution_of_ours_is_an_exit_code(run, monkeypatch):
-    monkeypatch.setattr(convolution, "entrants", lambda: (Wrong(is_peer=False), convolution.Torch()))
+    monkeypatch.setattr(suite, "Backend", lambda name: Planted(name, FAULTS["another head"], is_peer=False))
     code, shown, _ = run("--quick", "--rules", "convolution", "--modes", "forward", "--seconds", "0")
     assert code == 1
     assert "WRONG" in shown
-    assert "wrong: wrong: out is off by" in shown
+    assert re.search("(out|tail) is off by", shown)
+    assert cells(shown, "torch conv1d")
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
@@ -93,17 +97,17 @@ def test_a_wrong_peer_is_shown_and_not_timed(run, monkeypatch, fault):
     code, shown, _ = run(*TINY, "--no-plot", "--peers", "--modes", "train,decode")
     assert code == 0
     times = [line for line in cells(shown, "the wrong one") if "WRONG" in line]
-    assert len(times) == 4
+    assert len(times) == 5
     assert all(cell in ("WRONG", "–") for line in times for cell in line)
     assert "the wrong one: wrong: " in shown
-    assert "refusing: not today (6 cases)\n" in shown
-    assert "failing: failed: RuntimeError: out of order (6 cases)\n" in shown
+    assert "refusing: not today (8 cases)\n" in shown
+    assert "failing: failed: RuntimeError: out of order (8 cases)\n" in shown
     beside = [line for line in cells(shown, "fastest peer / ours") for cell in line if cell.endswith("the right one")]
-    assert len(beside) == 6
+    assert len(beside) == 8
 
 
 def test_a_wrong_result_of_ours_is_an_exit_code(run, monkeypatch):
-    monkeypatch.setattr(own, "backends", lambda: (Planted("reference", FAULTS["slightly off"], is_peer=False),))
+    monkeypatch.setattr(suite, "Backend", lambda name: Planted(name, FAULTS["slightly off"], is_peer=False))
     code, shown, _ = run(*TINY, "--no-plot", "--modes", "forward")
     assert code == 1
     assert "WRONG" in shown
@@ -114,11 +118,15 @@ def test_a_wrong_result_of_ours_is_an_exit_code(run, monkeypatch):
     [
         (["--rules", "linear,rwkv4"], "--rules must be of linear, simple_gla"),
         (["--modes", "backward"], "--modes must be of forward, train, decode, got 'backward'"),
-        (["--shapes", "1x2x3"], "a shape is BxTxHxD, such as 1x4096x8x64, got '1x2x3'"),
+        (["--shapes", "1x2"], "a shape is BxTxHxD or BxTxD, such as 1x4096x8x64, got '1x2'"),
+        (["--shapes", "1x2x3x4x5"], "a shape is BxTxHxD or BxTxD"),
+        (["--shapes", "1x0x3x4"], "a shape is BxTxHxD or BxTxD"),
+        (["--shapes", "axbxcxd"], "a shape is BxTxHxD or BxTxD"),
+        (["--shapes", "1X2x3x4"], "a shape is BxTxHxD or BxTxD"),
         (["--threads", "1,0"], "--threads must be counts of at least 1, got '0'"),
         (["--dtype", "float8"], "--dtype must be of float32, bfloat16, got 'float8'"),
-        (["--modes", "decode", "--shapes", "1x2x3x4"], "nothing to race: decode needs shapes with T = 1"),
-        (["--rules", "convolution", "--shapes", "1x2x3x4"], "nothing to race"),
+        (["--modes", "decode", "--shapes", "1x2x3x4"], "nothing to benchmark: decode needs shapes with T = 1"),
+        (["--rules", "convolution", "--shapes", "1x2x3x4"], "nothing to benchmark"),
     ],
 )
 def test_errors_are_one_line(run, arguments, said):

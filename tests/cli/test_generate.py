@@ -1,4 +1,4 @@
-"""`rebracket generate`: a text broken off goes on in another process as if it had not been; errors change nothing."""
+"""`rebracket generate`: a text resumed in another process is as if it had never been stopped; errors change nothing."""
 
 import io
 import os
@@ -71,7 +71,7 @@ def assert_same_state(found: str, wanted: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["gated", "hybrid"])
-def test_a_text_broken_off_goes_on_in_another_process(model, run):
+def test_a_text_resumes_in_another_process(model, run):
     code, unbroken, _ = run(model, *PROMPT, *DRAWN, "--tokens", "40", "--save-state", "whole")
     assert code == 0
     first = elsewhere(model, *PROMPT, *DRAWN, "--tokens", "17", "--save-state", "half").communicate()[0]
@@ -81,7 +81,7 @@ def test_a_text_broken_off_goes_on_in_another_process(model, run):
     assert_same_state("half", "whole")
 
 
-def test_a_document_is_read_once_and_gone_on_from_often(run):
+def test_a_document_is_read_once_and_continued_often(run):
     Path("document.txt").write_text("some words to remember\n" * 30)
     code, shown, said = run("hybrid", "--prompt-file", "document.txt", *DRAWN, "--tokens", "0", "--save-state", "read")
     assert (code, shown) == (0, "")
@@ -206,7 +206,7 @@ def test_a_stop_string_ends_the_text(run):
     assert shown == text[: text.index(stop)]
     code, shown, said = run("gated", "--state", "over")
     assert (code, shown) == (2, "")
-    assert said == "rebracket: over: nothing goes on: every text in it has ended; give a prompt\n"
+    assert said == "rebracket: over: every text in it has ended; give a prompt\n"
     assert run("gated", "--state", "over", "--prompt", "again", "--tokens", "3")[0] == 0
 
 
@@ -235,7 +235,7 @@ def test_bytes_that_are_no_text_can_be_read(run):
         (["gated", "--state", "two", "--prompt", "x", "--prompt", ""], "--prompt: this prompt is empty"),
         (["gated", "--temperature", "-1"], "temperature must be a number of at least 0, got -1.0"),
         (["gated", "--top-p", "2"], "top_p must lie in (0, 1], got 2.0"),
-        (["gated", "--top-k", "-3"], "top_k must be a whole number of at least 1 (None: all tokens), got -3"),
+        (["gated", "--top-k", "-3"], "top_k must be a whole number of at least 1, got -3"),
         (["gated", "--stop", ""], "stop must hold strings of at least one character"),
         (["gated", "--state", "nothing"], "nothing: no such file; expected a 'rebracket.texts' file"),
         (["gated", "--state", "void"], "void: expected a 'rebracket.texts' file, found an empty file"),

@@ -7,7 +7,7 @@ import pytest
 
 from rebracket.cli import main
 from rebracket.cli import modes as verb
-from rebracket.lm.modes import Apart, Measured
+from rebracket.lm.modes import Difference, Measured
 from tests.lm.writers import saved
 
 TEXT = "a text of a few words, which is to be read in every way there is\n" * 4
@@ -56,7 +56,7 @@ def test_the_ways_agree(run):
 @pytest.mark.parametrize("far", [0.5, float("nan")])
 def test_ways_that_disagree_are_told(run, monkeypatch, far):
     found = dict.fromkeys(("parallel", "chunk"), Measured(1.0, 1, 1.0))
-    distances = {"parallel": Apart(0.0, 1.0), "chunk": Apart(far, 1.0)}
+    distances = {"parallel": Difference(0.0, 1.0), "chunk": Difference(far, 1.0)}
     monkeypatch.setattr(verb, "compare", lambda *_: (found, distances))
     code, shown, said = run("hybrid", "--text", "long.txt", "--tolerance", "0.25")
     assert code == 1
@@ -69,7 +69,7 @@ def test_ways_that_disagree_are_told(run, monkeypatch, far):
     ("arguments", "said"),
     [
         (["nothing"], "no model or run at nothing"),
-        (["hybrid"], "hybrid lies in no run, so what it was trained on is unknown; give --text"),
+        (["hybrid"], "hybrid is not in the folder of a run, so its training text is unknown; give --text"),
         (["hybrid", "--text", "nothing"], "no text at nothing"),
         (["hybrid", "--text", "void"], "text must not be empty"),
     ],

@@ -1,7 +1,8 @@
-"""`rebracket train`: killed at any moment it goes on to the same losses; bad input is one line and changes nothing."""
+"""`rebracket train`: killed at any moment it resumes to the same losses; bad input is one line and changes nothing."""
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,11 +89,11 @@ def test_killed_and_stopped_and_started_again_it_continues_to_bitwise_the_same_l
     reached = steps("torn")[-1]
     assert code == 130
     assert said.splitlines()[-1] == (
-        f"stopped at step {reached} of 60, saved; to go on: rebracket train tiny.toml --out torn"
+        f"stopped at step {reached} of 60, saved; to resume: rebracket train tiny.toml --out torn"
     )
     code, said = send(0, start("torn"), "torn", 60)
     assert code == 0
-    assert f"going on from step {reached} of 60" in said
+    assert f"resuming from step {reached} of 60" in said
     assert unbroken.wait(timeout=100) == 0
     assert steps("torn") == list(range(1, 61))
     assert measured("torn") == measured("whole")
@@ -112,18 +113,28 @@ def test_it_says_what_it_is_about_to_do_and_how_it_ended(home, capsys):
     code, said, _ = call(capsys, "tiny.toml", "--set", "train.steps=3")
     assert code == 0
     assert "parameters" in said
-    assert "step 3/3: loss " in said
+    assert re.search(r"^step 3/3, .*, 0:00:00 left: loss \d", said, re.MULTILINE)
     assert "this model" in said
     assert "xz -9e of this text alone" in said
     assert "model: runs/tiny/model" in said
-    assert "curve: runs/tiny/curve." in said
     code, said, _ = call(capsys, "tiny.toml", "--set", "train.steps=3")
     assert code == 0
     assert said.startswith("runs/tiny is finished: 3 of 3 steps\n")
 
 
+def test_it_says_where_the_curve_is_or_how_to_get_it(home, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib.figure", None)
+        _, said, _ = call(capsys, "tiny.toml", "--set", "train.steps=2")
+    assert "curve: none without matplotlib: pip install matplotlib, then give this command again\n" in said
+    _, said, _ = call(capsys, "tiny.toml", "--set", "train.steps=2")
+    assert "curve: runs/tiny/curve.png\n" in said
+    assert Path("runs/tiny/curve.png").is_file()
+
+
 @pytest.mark.parametrize("place", ["rebracket.lm.tokenizer.Tokenizer.train", "rebracket.train.session.xz"])
-def test_ctrl_c_at_any_time_says_how_to_go_on(home, capsys, monkeypatch, place):
+def test_ctrl_c_at_any_time_says_how_to_resume(home, capsys, monkeypatch, place):
     """While the tokenizer is learned, and while all held-out text is read at the end."""
 
     def interrupted(*_):
@@ -135,7 +146,7 @@ def test_ctrl_c_at_any_time_says_how_to_go_on(home, capsys, monkeypatch, place):
         patched.setattr(place, interrupted)
         code, said, _ = call(capsys, *arguments)
     assert code == 130
-    assert said.splitlines()[-1] == "stopped; to go on: rebracket train tiny.toml --set train.steps=2"
+    assert said.splitlines()[-1] == "stopped; to resume: rebracket train tiny.toml --set train.steps=2"
     assert call(capsys, *arguments)[0] == 0
 
 
@@ -186,9 +197,9 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(home, caps
         ("missing.toml",): "no config at missing.toml",
         ("broken.toml",): "broken.toml is no TOML",
         ("tiny.toml", "--set", "train.stps=3"): "'stps' is unknown, did you mean 'steps'?",
-        ("tiny.toml", "--set", "train.steps=x"): "train.steps must be a whole number, got 'x'",
+        ("tiny.toml", "--set", "train.steps=x"): "train.steps must be a whole number of at least 1, got 'x'",
         ("tiny.toml", "--set", "model.pattern=['gatd_deltanet']"): "'gatd_deltanet' is unknown",
-        ("tiny.toml", "--set", "train.device=abacus"): "train.device 'abacus' is not to be had here",
+        ("tiny.toml", "--set", "train.device=abacus"): "train.device 'abacus' is not available here",
         ("tiny.toml", "--text", "missing.txt"): "no text at missing.txt",
         ("tiny.toml", "--text", "empty.txt"): "text must not be empty, got no text in empty.txt",
         ("tiny.toml", "--text", "short.txt"): "text must be longer than one context of 16 tokens, got ",

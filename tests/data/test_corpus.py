@@ -47,7 +47,7 @@ def test_the_tokenizer_never_saw_the_held_out_text(folder, tmp_path):
 def test_the_tokenizer_is_learned_once_and_again_if_its_file_is_damaged(folder, tmp_path, monkeypatch):
     first = load(folder, tmp_path)
     (file,) = (tmp_path / ".cache").glob("tokenizer-*.json")
-    monkeypatch.setattr(module, "learned", None)
+    monkeypatch.setattr(module, "learn", None)
     assert load(folder, tmp_path).tokenizer == first.tokenizer
     monkeypatch.undo()
     file.write_text("damaged")

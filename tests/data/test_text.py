@@ -147,7 +147,7 @@ def test_no_more_than_half_is_ever_held_out():
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 0.51, 1])
 def test_a_share_out_of_range_is_refused(fraction):
-    with pytest.raises(ValueError, match=r"held_out must be in \(0, 0.5\]"):
+    with pytest.raises(ValueError, match=r"held_out must lie in \(0, 0.5\]"):
         hold_out(MANY, fraction)
 
 

@@ -1,4 +1,4 @@
-"""The token cache: what comes out is what the text says, whatever was done to the files."""
+"""The token cache: the tokens are those of the text, even if its files were damaged or changed."""
 
 import os
 from pathlib import Path

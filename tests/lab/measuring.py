@@ -1,8 +1,9 @@
 """An experiment at its smallest size, in this process, for the tests of each."""
 
 from rebracket import lab
-from rebracket.lab.base import Verdict, mean_over_seeds
+from rebracket.lab.base.experiment import mean_over_seeds
 from rebracket.lab.base.running import Job, measure
+from rebracket.lab.base.verdict import Verdict
 
 
 def judged(name: str) -> Verdict:

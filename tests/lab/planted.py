@@ -6,7 +6,8 @@ from typing import final
 
 import torch
 
-from rebracket.lab.base import Cell, Check, Experiment, Result, Size, Verdict, points
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points
+from rebracket.lab.base.verdict import Check, Verdict
 
 MEASURED: list[Cell] = []
 
@@ -29,7 +30,7 @@ class Planted(Experiment):
         return {"mean": float(torch.randn(int(cell["n"]), generator=draw).mean())}
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        return Verdict.of([Check("largest mean", max(r["mean"] for r in results), high=self.most)])
+        return Verdict.of(Check("largest mean", max(r["mean"] for r in results), high=self.most))
 
     def draw(self, results: Sequence[Result], figure) -> None:
         axes = figure.subplots()

@@ -6,7 +6,8 @@ import torch
 from rebracket.features.elu1 import Elu1
 from rebracket.features.taylor2 import Taylor2
 from rebracket.lab import capacity
-from rebracket.lab.capacity import delta_error
+from rebracket.lab.base.pairs import generator, squared_error, unit_vectors
+from rebracket.lab.capacity import delta_error, least_squares
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
 from tests.lab.measuring import judged
@@ -35,7 +36,7 @@ def test_it_holds():
         ("Additive", lambda: Delta(1.0), "additive error"),
         ("least_squares", lambda k, v: k.mT @ v, "least-squares error"),
         ("PASSES", 1, "20 delta passes"),
-        ("unit", lambda draw, *shape: torch.randn(shape, generator=draw).relu(), "additive error"),
+        ("unit_vectors", lambda draw, *shape: torch.randn(shape, generator=draw).relu(), "additive error"),
     ],
     ids=["delta is additive", "weak delta", "additive is delta", "no least squares", "one pass", "keys in one cone"],
 )
@@ -67,6 +68,12 @@ def test_a_fault_in_a_map_refutes_it(monkeypatch, place, fault, what):
     verdict = judged("capacity")
     assert not verdict.passed
     assert f"REFUTED: {what}" in verdict.sentence
+
+
+def test_least_squares_recalls_all_where_there_are_no_more_pairs_than_rows():
+    draw = generator(1)
+    k, v = unit_vectors(draw, 2, 3, 4), unit_vectors(draw, 2, 3, 5)
+    assert squared_error(k @ least_squares(k, v), v) < 1e-10
 
 
 def test_the_recursion_is_exact_for_orthogonal_like_ends():

@@ -9,7 +9,7 @@ import torch
 from rebracket.lab import language
 from rebracket.nn import presets
 from rebracket.nn.mixer import MixerSize
-from rebracket.train.loop import Trainer
+from rebracket.train.trainer import Trainer
 from tests.lab.measuring import judged
 
 SIZE = MixerSize(d_model=12, heads=2, key_heads=2, key_dim=4, value_dim=5)

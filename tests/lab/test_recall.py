@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from rebracket.lab import recall
-from rebracket.lab.base import Result, mean_over_seeds
+from rebracket.lab.base.experiment import Result, mean_over_seeds
 from rebracket.lab.base.running import Job, measure
-from rebracket.nn.writes import DeltaWrite
+from rebracket.nn.writes.base import Written
+from rebracket.nn.writes.delta import DeltaWrite
 from rebracket.ops.state import State
 from rebracket.ops.writes.delta import Delta
 
@@ -27,7 +28,7 @@ def measured(mixer):
 
 
 def judged(faulty=None):
-    """The verdict when one mixer is measured anew."""
+    """The verdict when one mixer is measured again."""
     results = [r for mixer in recall.FEW for r in (measured(mixer) if mixer == faulty else healthy(mixer))]
     return recall.Recall().verdict(mean_over_seeds(results))
 
@@ -38,9 +39,9 @@ def test_it_holds():
     assert "Mean accuracy at the best rate: softmax" in verdict.sentence
 
 
-def nothing(self, x, k):
+def nothing(self, x, k, v, log_decay):
     """A rule that writes nothing."""
-    return Delta(torch.zeros(x.shape[:-1] + k.shape[-2:-1]))
+    return Written(k, v, Delta(torch.zeros(v.shape[:-1])))
 
 
 def windowed():
@@ -105,7 +106,7 @@ def test_the_best_rate_counts():
 def test_a_run_that_knows_enough_stops(monkeypatch):
     monkeypatch.setattr(recall, "ENOUGH", -1.0)
     cell = {"task": "tiny", "steps": 40, "rate": 1e-2, "mixer": "gla", "seed": 0}
-    assert recall.Recall().measure(cell)["steps taken"] == 40 // recall.LOOKS
+    assert recall.Recall().measure(cell)["steps taken"] == 40 // recall.CHECKS
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """A file is an experiment, by its name, complete."""
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,18 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         lab.load("capacty")
     with pytest.raises(ValueError, match="'base'"):
         lab.load("base")
+
+
+DOCS = Path(lab.__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", lab.names())
+def test_the_docs_quote_each_claim_from_its_class(name):
+    markdown = pytest.importorskip("markdown_it")
+    page, read = (DOCS / "lab.md").read_text("utf-8"), runpy.run_path(str(DOCS / "conf.py"))
+    assert f"\n## {name}\n\n<!-- claim of {name} -->\n" in page
+    source = [page]
+    read["quoted_claims"](None, "lab", source)
+    parsed = markdown.MarkdownIt().parse(source[0])
+    texts = ["".join(part.content for part in x.children or ()) for x in parsed if x.type == "inline"]
+    assert {lab.load(name).question, lab.load(name).claim} <= set(texts)

@@ -25,7 +25,7 @@ def test_it_holds():
         ("Additive", lambda: Delta(1.0), "additive accuracy"),
         (
             "resembling",
-            lambda draw, N, n, cosine: rewriting.unit(draw, N, n, rewriting.K),
+            lambda draw, N, n, cosine: rewriting.unit_vectors(draw, N, n, rewriting.K),
             "additive error of like keys",
         ),
     ],

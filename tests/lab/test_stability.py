@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rebracket.lab import stability
-from rebracket.lab.base import unit
+from rebracket.lab.base.pairs import unit_vectors
 from rebracket.nn import HeadNorm
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -38,7 +38,7 @@ def longer(kept, exact, q):
         ("DECAY", 0.999, "and with a decay"),
         ("HeadNorm", lambda V: torch.nn.Identity(), "mean square of it after the output norm"),
         ("HeadNorm", lambda V: HeadNorm(V, eps=0.1), "mean square of it after the output norm"),
-        ("unit", lambda draw, *shape: unit(draw, *shape).abs(), "squared norm off its formula"),
+        ("unit_vectors", lambda draw, *shape: unit_vectors(draw, *shape).abs(), "squared norm off its formula"),
         ("outputs", longer, "squared length of what is read"),
     ],
     ids=[

@@ -11,7 +11,9 @@ import torch
 
 from rebracket import lab
 from rebracket.lab import state
-from rebracket.lab.base import UNLABELLED, Cell, Result, generator, mean_over_seeds
+from rebracket.lab.base.experiment import Cell, Result, mean_over_seeds
+from rebracket.lab.base.learning import UNLABELLED
+from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.running import Job, measure
 
 EXPERIMENT = lab.load("state")
@@ -83,7 +85,7 @@ def test_times_that_do_not_grow_refute_it(monkeypatch, sound):
 def test_a_search_tries_each_split_for_half_as_long_and_takes_the_best(monkeypatch):
     tried = []
     monkeypatch.setattr(state, "learned", lambda setting, seed: tried.append(setting) or setting)
-    monkeypatch.setattr(state, "recalled", lambda model, examples: -abs(model.keys[0] - 5))
+    monkeypatch.setattr(state, "label_accuracy", lambda model, examples: -abs(model.keys[0] - 5))
     found = state.searched(SETTING, 30, 7)
     assert found == replace(SETTING, keys=(5, 3))
     assert {x.keys for x in tried} == {(i, 8 - i) for i in range(1, 8)}
@@ -114,5 +116,4 @@ def test_reading_and_steps_are_timed(monkeypatch):
     found = state.speeds([3, 5], 0)
     assert list(found) == ["read 3", "step 3", "read 5", "step 5", "bytes 3", "bytes 5"]
     assert all(x > 0 for x in found.values())
-    model, text = state.timed_model(3, 0), torch.zeros(state.ROWS, 8, dtype=torch.int64)
-    state.one_by_one(model, text)
+    state.one_by_one(state.built(SETTING, 0), torch.zeros(state.ROWS, 8, dtype=torch.int64))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rebracket.lab import tracking
-from rebracket.lab.base import Examples
+from rebracket.lab.base.learning import Examples
 from tests.lab.measuring import judged
 
 whole, task = tracking.build, tracking.arithmetic

@@ -6,9 +6,10 @@ import tomllib
 from typing import Any
 
 import pytest
+import torch
 
-from rebracket.lm import Config, LayerConfig
-from rebracket.nn import presets
+from rebracket.lm import Config, LanguageModel, LayerConfig
+from rebracket.nn import SoftmaxAttention, presets
 from tests.lm.tiny import CONFIGS, MIXED, config
 
 PATTERN = """
@@ -81,14 +82,79 @@ def test_layers_know_their_place():
     sizes = config("mixed").sizes()
     assert [size.layer for size in sizes] == [0, 1, 2, 3]
     assert {(size.layers, size.d_model, size.norm_eps) for size in sizes} == {(4, 8, 1e-5)}
-    assert [size.window for size in sizes] == [None, 4, None, None]
+
+
+def test_a_layer_keeps_the_options_that_were_chosen_and_no_others():
+    assert [layer.options for layer in config("mixed").layers] == [(), (("window", 4),), (), (("feature", "dpfp"),)]
+    windows = [mixer.window for mixer in LanguageModel(config("mixed")).mixers() if isinstance(mixer, SoftmaxAttention)]
+    assert windows == [4]
+    layer = LayerConfig.from_dict({"mixer": "deltanet", "heads": 2, "convolution": 3, "beta_max": None}, d_model=8)
+    assert layer.options == (("convolution", 3),)
+    swapped = LayerConfig.from_dict({"beta_max": 2.0, "convolution": 3, "heads": 2, "mixer": "deltanet"}, d_model=8)
+    assert swapped == LayerConfig.from_dict(
+        {"mixer": "deltanet", "heads": 2, "convolution": 3, "beta_max": 2.0}, d_model=8
+    )
+
+
+SAVED = {
+    "vocab_size": 13,
+    "d_model": 8,
+    "layers": [
+        {
+            "mixer": "cosformer",
+            "heads": 2,
+            "key_heads": 1,
+            "key_dim": 6,
+            "value_dim": 5,
+            "feature": "elu1",
+            "horizon": 9,
+        },
+        {"mixer": "gated_deltanet", "heads": 2, "key_heads": 2, "key_dim": 4, "value_dim": 4, "convolution": 3}
+        | {"feature": "dpfp", "beta_max": 2.0},
+        {
+            "mixer": "softmax",
+            "heads": 2,
+            "key_heads": 2,
+            "key_dim": 4,
+            "value_dim": 4,
+            "window": 4,
+            "rotary_base": 50.0,
+        },
+        {"mixer": "retnet", "heads": 2, "key_heads": 2, "key_dim": 4, "value_dim": 4},
+    ],
+    "mlp_dim": 10,
+    "context": 16,
+    "norm_eps": 1e-5,
+    "tie_embeddings": True,
+}
+"""A config as version 0.1 wrote it beside a checkpoint."""
+
+
+def test_a_saved_config_is_read_and_written_as_it_was():
+    assert Config.from_dict(SAVED).to_dict() == SAVED
+
+
+def test_softmax_in_the_place_of_a_window_holds_a_window():
+    made = Config.from_dict(SAVED)
+    assert made.kv_cache_nbytes(100) == 4 * (100 * (11 + 16 + 16) + 3 * 16)
 
 
 UNKNOWN = [
     ({"vocabsize": 3}, "config: 'vocabsize' is unknown, did you mean 'vocab_size'"),
     ({"contxt": 3}, "'contxt' is unknown, did you mean 'context'"),
     ({"layers": [{"mixer": "gla", "heds": 2}]}, r"layers\[0\]: 'heds' is unknown, did you mean 'heads'"),
-    ({"layers": [{"mixer": "delta_net", "heads": 2}]}, "'delta_net' is unknown, did you mean 'deltanet'"),
+    (
+        {"layers": [{"mixer": "delta_net", "heads": 2}]},
+        r"layers\[0\]: preset 'delta_net' is unknown, did you mean 'deltanet'",
+    ),
+    (
+        {"layers": [{"mixer": "softmax", "heads": 2, "windw": 3}]},
+        r"layers\[0\]: 'windw' is unknown, did you mean 'window'\?; known are heads, .*_base, value_dim, window$",
+    ),
+    (
+        {"layers": [{"mixer": "gla", "heads": 2, "window": 4}]},
+        r"layers\[0\]: 'window' is unknown; known are convolution, f",
+    ),
 ]
 
 
@@ -187,11 +253,30 @@ def test_wrong_kinds_are_refused(change: dict[str, Any], message: str):
 def test_a_layer_that_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"layers\[1\] \(softmax\): window must be"):
         Config.from_dict(MIXED | {"layers": [MIXED["layers"][0], {"mixer": "softmax", "heads": 2, "window": -1}]})
+    with pytest.raises(ValueError, match=r"layers\[0\] \(gla\): preset 'gla' has no option 'window'"):
+        Config(13, 8, (LayerConfig("gla", 2, 2, 4, 4, (("window", 4),)),), 10, 16)
+    with pytest.raises(ValueError, match=r"layers\[0\] \(retnet\): dim must be even"):
+        Config(13, 8, (LayerConfig("retnet", 2, 2, 3, 3),), 10, 16)
 
 
-def test_a_choice_that_a_layer_does_not_have_is_refused():
-    with pytest.raises(ValueError, match=r"layers\[0\] \(gla\): preset 'gla' has no choice of window"):
-        Config.from_dict(MIXED | {"layers": [{"mixer": "gla", "heads": 2, "window": 4}]})
+@pytest.mark.parametrize(
+    ("mixer", "option", "value"),
+    [
+        ("deltanet", "beta_max", 2.5),
+        ("deltanet", "convolution", 0),
+        ("cosformer", "horizon", 0),
+        ("retnet", "rotary_base", 1),
+        ("gla", "feature", "elu2"),
+        ("gla", "feature", 2),
+        ("deltaproduct", "writes", 0),
+        ("deltaproduct", "gated", 1),
+    ],
+)
+def test_an_option_out_of_range_is_refused_with_its_layer(mixer: str, option: str, value: object):
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match=rf"layers\[0\] \({mixer}\): .*{option.replace('_', '.')}"):
+        Config.from_dict(MIXED | {"layers": [{"mixer": mixer, "heads": 2, option: value}]})
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_config_is_a_value():

@@ -1,4 +1,4 @@
-"""What is written is what the whole model, run anew for every token, would write, however it is broken off."""
+"""What is generated is what the whole model, run again for every token, would generate, wherever it is interrupted."""
 
 import gc
 from dataclasses import replace
@@ -54,7 +54,7 @@ def naive(model: LanguageModel, prompt: str, count: int, sampler: Sampler, seed:
 
 @every_model
 @every_sampler
-def test_it_is_the_whole_model_run_anew_for_every_token(name: str, sampler: Sampler):
+def test_it_is_the_whole_model_run_again_for_every_token(name: str, sampler: Sampler):
     model = writer(name)
     found = pieces(begun(model, PROMPTS, Settings(sampler, endless=True)), 12)
     for row, prompt in enumerate(PROMPTS):
@@ -133,7 +133,7 @@ def test_texts_end_one_by_one_and_the_others_go_on(name: str):
 
 @every_model
 def test_a_text_that_ended_keeps_the_past_it_had(name: str):
-    """It rests while others grow, is written and read with them, and goes on as if it had been alone."""
+    """It waits while others grow, is saved and loaded with them, and continues as if it had been alone."""
     model = writer(name)
     texts, found = ending(model)
     over = next(row for row in range(4) if texts.rows[row].ended)
@@ -251,11 +251,11 @@ def test_one_text_may_go_on_in_many_ways():
     for row, question in enumerate(["who?", "when?", ""]):
         assert tokens_of(found, row) == naive(model, "a long document " + question, 9, SAMPLERS["drawn"], 5 + row)
     assert tokens_of(pieces(document, 9), 0) == naive(model, "a long document ", 9, SAMPLERS["drawn"], 5)
-    with pytest.raises(ValueError, match="one text can be forked, here are 3"):
+    with pytest.raises(ValueError, match="only a single text can be forked, got 3"):
         texts.fork(2)
 
 
-def test_settings_change_and_a_new_seed_begins_anew():
+def test_settings_change_and_a_new_seed_restarts_the_numbers():
     model = writer("gated")
     texts = begun(model, ["ab"])
     pieces(texts, 4)

@@ -1,4 +1,4 @@
-"""What every language model owes, whatever its layers are."""
+"""What holds for every language model, whatever its layers are."""
 
 import dataclasses
 import itertools
@@ -211,7 +211,8 @@ def test_the_state_is_as_large_as_it_says(name: str, dtype: torch.dtype, count: 
 @every_model
 def test_its_own_keys_and_values_are_those_of_a_softmax_model(name: str):
     made = config(name)
-    layers = tuple(dataclasses.replace(x, mixer="softmax", feature=None) for x in made.layers)
+    windows = [tuple(option for option in x.options if option[0] == "window") for x in made.layers]
+    layers = [dataclasses.replace(x, mixer="softmax", options=y) for x, y in zip(made.layers, windows, strict=True)]
     softmax = LanguageModel(dataclasses.replace(made, layers=tuple(even(x) for x in layers)))
     even_config = dataclasses.replace(made, layers=tuple(even(x) for x in made.layers))
     counts = 8 * len(layers)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rebracket.lm.modes import WAYS, Apart, Way, apart, logits_by, measure
+from rebracket.lm.modes import WAYS, Difference, Way, difference, logits_by, measure
 from tests.lm.writers import LAYERS, saved, writer
 
 TOKENS = torch.randint(257, (300,), generator=torch.Generator().manual_seed(0))
@@ -40,22 +40,22 @@ def test_distances_are_the_largest_and_in_units_of_the_spread(tmp_path: Path):
     one, other = torch.randn(2, 3 << 20, generator=torch.Generator().manual_seed(1))
     for name, numbers in (("one", one), ("other", other)):
         numbers.numpy().tofile(tmp_path / name)
-    found = apart(tmp_path / "one", tmp_path / "other")
+    found = difference(tmp_path / "one", tmp_path / "other")
     assert found.largest == (one - other).abs().max().item()
     assert found.spread == pytest.approx(1, rel=1e-2)
     assert found.relative == found.largest / found.spread
-    assert apart(tmp_path / "one", tmp_path / "one").largest == 0
-    assert Apart(largest=2.0, spread=0.0).relative == 2.0
+    assert difference(tmp_path / "one", tmp_path / "one").largest == 0
+    assert Difference(largest=2.0, spread=0.0).relative == 2.0
 
 
 def test_a_number_that_is_none_is_far_from_every_other(tmp_path: Path):
     np.full(9, 1, np.float32).tofile(tmp_path / "one")
     np.array([1, np.nan, 1, 1, 1, 1, 1, 1, 1], np.float32).tofile(tmp_path / "other")
-    assert not apart(tmp_path / "one", tmp_path / "other").relative <= 1e9
+    assert not difference(tmp_path / "one", tmp_path / "other").relative <= 1e9
 
 
-def test_unlike_lengths_are_refused(tmp_path: Path):
+def test_files_of_different_lengths_are_refused(tmp_path: Path):
     np.zeros(3, np.float32).tofile(tmp_path / "one")
     np.zeros(4, np.float32).tofile(tmp_path / "other")
     with pytest.raises(ValueError, match="must hold as many logits"):
-        apart(tmp_path / "one", tmp_path / "other")
+        difference(tmp_path / "one", tmp_path / "other")

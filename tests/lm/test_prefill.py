@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rebracket.lm import LanguageModel
-from rebracket.lm.prefill import absorb, calls
+from rebracket.lm.prefill import calls, prefill
 from tests.lm.writers import BYTES, writer
 from tests.nn.tiny import assert_same
 
@@ -17,8 +17,8 @@ TEXTS = [[5] * 3, [], list(range(200)), [7], list(range(100, 37, -1))]
 def test_rows_are_as_if_read_alone(name: str, piece: int):
     model = writer(name)
     begun = [[BYTES.document, row] for row in range(len(TEXTS))]
-    before = absorb(model, begun, model.empty_cache(len(TEXTS)))
-    together = absorb(model, TEXTS, before, piece=piece)
+    before = prefill(model, begun, model.empty_cache(len(TEXTS)))
+    together = prefill(model, TEXTS, before, piece=piece)
     for row, text in enumerate(TEXTS):
         alone = model(torch.tensor([begun[row] + text])).cache
         (logits, _), (wanted, _) = (model.step(torch.tensor([1]), cache) for cache in (together.select([row]), alone))
@@ -37,7 +37,7 @@ def test_no_call_is_longer_than_a_piece(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(LanguageModel, "read", noted)
     said: list[tuple[int, int]] = []
-    absorb(model, TEXTS, model.empty_cache(len(TEXTS)), piece=50, report=lambda *so: said.append(so))
+    prefill(model, TEXTS, model.empty_cache(len(TEXTS)), piece=50, report=lambda *so: said.append(so))
     total = sum(map(len, TEXTS))
     assert sum(seen) == total
     assert max(seen) <= 50
@@ -57,4 +57,4 @@ def test_short_texts_share_a_call():
 def test_nothing_to_read_changes_nothing():
     model = writer("gated")
     cache = model.empty_cache(2)
-    assert absorb(model, [[], []], cache) is cache
+    assert prefill(model, [[], []], cache) is cache

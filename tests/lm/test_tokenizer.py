@@ -47,20 +47,6 @@ def test_byte_lengths_count_every_byte_once(data: bytes):
     assert int(TRAINED.byte_lengths()[ids].sum()) == len(data)
 
 
-@PROPERTY
-@given(data=st.binary())
-def test_a_stream_gives_what_decoding_at_once_gives_and_never_half_a_character(data: bytes):
-    ids = TRAINED.encode_bytes(data)
-    stream = TRAINED.stream()
-    shown = [stream.push(id) for id in ids] + [stream.end()]
-    assert "".join(shown) == TRAINED.decode(ids)
-
-
-def test_a_stream_waits_for_the_whole_character():
-    stream = PLAIN.stream()
-    assert [stream.push(id) for id in PLAIN.encode("a😀b")] == ["a", "", "", "", "😀", "b"]
-
-
 def test_merges_shorten_and_the_first_256_ids_are_the_bytes():
     ids = TRAINED.encode(TEXT)
     assert len(ids) < 0.5 * len(TEXT.encode())

@@ -6,9 +6,21 @@ import itertools
 import pytest
 import torch
 
-from rebracket import features
-from rebracket.nn import DeltaWrite, HeadNorm, LayerCache, LinearAttention, Projection, Rotary, decays
-from rebracket.nn.attention import widened
+from rebracket import features, linear_attention
+from rebracket.nn import (
+    DeltaWrite,
+    HeadNorm,
+    LayerCache,
+    LinearAttention,
+    Projection,
+    QueryCorrection,
+    Rotary,
+    ValueSkip,
+    decays,
+)
+from rebracket.nn.writes.complement import ComplementWrite
+from rebracket.nn.writes.delta_product import DeltaProductWrite
+from rebracket.ops.convolution import short_convolution
 from tests.nn.tiny import SIZE, B, assert_same, mixer, stir, tokens
 
 IDENTITY = features.make("identity", SIZE.key_dim)
@@ -27,6 +39,34 @@ def test_a_normalizer_needs_positive_features():
 def test_a_gate_needs_a_norm():
     with pytest.raises(ValueError, match="gate needs a norm"):
         LinearAttention(SIZE, feature=IDENTITY, gate=Projection(SIZE.d_model, SIZE.heads * SIZE.value_dim))
+
+
+def test_several_entries_a_token_have_no_one_value_to_skip_and_no_one_key_to_correct_by():
+    several = DeltaProductWrite(SIZE.d_model, SIZE.heads, writes=3)
+    with pytest.raises(ValueError, match="skip needs one value a token, DeltaProductWrite has 3"):
+        LinearAttention(SIZE, feature=IDENTITY, write=several, skip=ValueSkip(SIZE.heads))
+    for write in (several, ComplementWrite()):
+        with pytest.raises(ValueError, match=rf"correction needs one key a token, {type(write).__name__} has"):
+            LinearAttention(SIZE, feature=IDENTITY, write=write, correction=QueryCorrection(SIZE.key_heads))
+
+
+def test_keys_of_its_own_need_a_decay_per_channel():
+    layer = LinearAttention(SIZE, feature=IDENTITY, write=ComplementWrite(), decay=decays.make("retnet", SIZE))
+    with pytest.raises(ValueError, match=r"log_decay must be per key channel, \[B,T,H,K\].*, got \[4\]"):
+        layer(tokens(dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("convolution", "silu"), [(None, None), (None, True), (3, None), (3, False)])
+def test_silu_comes_with_a_convolution_or_when_it_is_asked_for(convolution: int | None, silu: bool | None):
+    layer, x = LinearAttention(SIZE, feature=IDENTITY, convolution=convolution, silu=silu).double(), tokens()
+    activated = convolution is not None if silu is None else silu
+    qkv = layer.project(x)
+    if layer.convolution is not None:
+        qkv, _ = short_convolution(qkv, layer.convolution.weight)
+    qkv = qkv * qkv.sigmoid() if activated else qkv
+    q, k, v = (y.unflatten(-1, (-1, n)) for y, n in zip(qkv.split(layer.widths, -1), (6, 6, 5), strict=True))
+    out, _ = linear_attention(q, k, v)
+    torch.testing.assert_close(layer(x)[0], out.flatten(-2) @ layer.out.weight.T, rtol=1e-9, atol=1e-9)
 
 
 def test_a_delta_rule_has_no_normalizer():
@@ -59,7 +99,7 @@ def test_parts_combine(name: str, decay: str | None, delta: bool, convolution: i
     layer = LinearAttention(
         SIZE,
         feature=feature,
-        decay=None if decay is None else decays.make(decay, widened(SIZE, feature)),
+        decay=None if decay is None else decays.make(decay, dataclasses.replace(SIZE, key_dim=feature.dim_out)),
         write=DeltaWrite(SIZE.d_model, SIZE.heads) if delta else None,
         convolution=convolution,
         rotary=Rotary(SIZE.key_dim) if turned else None,

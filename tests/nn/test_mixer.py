@@ -1,11 +1,10 @@
-"""Sizes are checked where they are given."""
+"""Sizes are checked where they are given, and parts are built from them by name."""
 
 import dataclasses
 
 import pytest
 
-from rebracket.nn import MixerSize
-from rebracket.nn.mixer import CHOICES
+from rebracket.nn.mixer import fitted
 from tests.nn.tiny import SIZE
 
 
@@ -21,13 +20,7 @@ from tests.nn.tiny import SIZE
         ("layer", 3),
         ("layer", -1),
         ("norm_eps", 0),
-        ("window", 0),
-        ("convolution", 0),
-        ("beta_max", 2.5),
-        ("beta_max", 0),
-        ("beta_max", "2"),
-        ("rotary_base", 1),
-        ("horizon", 0),
+        ("norm_eps", "1"),
     ],
 )
 def test_a_wrong_size_is_refused_by_name(field: str, value: object):
@@ -35,11 +28,14 @@ def test_a_wrong_size_is_refused_by_name(field: str, value: object):
         dataclasses.replace(SIZE, **{field: value})  # type: ignore[arg-type]
 
 
-def test_choices_are_the_fields_that_may_be_left_open():
-    open_fields = [f.name for f in dataclasses.fields(MixerSize) if f.default is None]
-    assert tuple(open_fields) == CHOICES
+def part(value_dim: int, heads: int, decay: str, *, rank: int = 16) -> tuple[object, ...]:
+    return value_dim, heads, decay, rank
 
 
-def test_choices_made():
-    assert SIZE.choices() == ()
-    assert dataclasses.replace(SIZE, window=3, beta_max=2.0).choices() == ("window", "beta_max")
+def test_a_part_takes_sizes_by_name_and_keeps_its_own_defaults():
+    assert fitted(part, SIZE, {"decay": "d", "rank": 3}) == (SIZE.value_dim, SIZE.heads, "d", 16)
+
+
+def test_a_part_that_asks_for_what_is_no_size_is_refused():
+    with pytest.raises(TypeError, match="part: decay must be named as one of d_model, heads, .*, or have a default"):
+        fitted(part, SIZE)

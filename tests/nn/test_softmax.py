@@ -10,7 +10,7 @@ from tests.nn.tiny import SIZE, mixer, tokens
 
 @pytest.mark.parametrize("cuts", [[1], [4, 5], list(range(1, 11))])
 def test_a_window_moves_across_pieces(cuts: list[int]):
-    layer, x = mixer("softmax", dataclasses.replace(SIZE, window=4)), tokens()
+    layer, x = mixer("softmax", chosen={"window": 4}), tokens()
     cache, ys = None, []
     for begin, end in zip([0, *cuts], [*cuts, 11], strict=True):
         y, cache = layer(x[:, begin:end], cache=cache)
@@ -22,7 +22,7 @@ def test_positions_are_distances():
     layer, x = mixer("softmax"), tokens(1)
     later = layer.empty_cache(1)
     later.tensors()["state.seen"].fill_(0)
-    turned = mixer("softmax", dataclasses.replace(SIZE, rotary_base=50.0))
+    turned = mixer("softmax", chosen={"rotary_base": 50.0})
     assert not torch.allclose(turned(x)[0], layer(x)[0])
 
 

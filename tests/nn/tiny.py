@@ -1,5 +1,8 @@
 """Tiny layers for the laws: every size another number, every weight far from where it starts."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +20,14 @@ def stir(module: nn.Module, seed: int = 0) -> None:
             p.add_(0.4 * torch.randn(p.shape, generator=draw, dtype=torch.float64).to(p.dtype))
 
 
-def mixer(name: str, size: MixerSize = SIZE, dtype: torch.dtype = torch.float64) -> Mixer:
+def mixer(
+    name: str,
+    size: MixerSize = SIZE,
+    dtype: torch.dtype = torch.float64,
+    chosen: Mapping[str, object] = MappingProxyType({}),
+) -> Mixer:
     torch.manual_seed(0)
-    layer = presets.make(name, size).to(dtype)
+    layer = presets.make(name, size, chosen).to(dtype)
     stir(layer)
     return layer
 

@@ -13,7 +13,7 @@ from rebracket.testing.recurrence.agreement import both_ways, square
 OFFSETS = torch.tensor([0, 0, 3, 4, 4, 7])
 
 
-def test_flipping_turns_every_sequence_and_leaves_the_tail():
+def test_flipping_turns_every_sequence_and_leaves_the_padding():
     x = torch.arange(9.0).view(1, 9, 1, 1)
     found = bidirectional.flip(x, OFFSETS).flatten().tolist()
     assert found == [2, 1, 0, 3, 6, 5, 4, 7, 8]

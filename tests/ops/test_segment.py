@@ -115,6 +115,14 @@ def test_short_dtypes_give_float32_pairs(write: str):
         check(name, x, wanted[name], 4e-6)
 
 
+def test_a_row_without_sequences_has_no_pairs():
+    k, v = torch.randn(1, 3, 2, 4), torch.randn(1, 3, 2, 5)
+    for log_decay in (None, torch.zeros(2), torch.zeros(1, 3, 2), torch.zeros(1, 3, 2, 4)):
+        pair = rb.Segment.of(k, v, log_decay=log_decay, cu_seqlens=torch.tensor([0]))
+        assert pair.transition.shape == (0, 2, 4)
+        assert pair.written.memory.shape == (0, 2, 4, 5)
+
+
 def test_a_pair_has_the_size_it_says():
     for write, entries in (("additive", 1), ("delta", 4)):
         s = draw(Case(write, "channel"))
@@ -160,7 +168,7 @@ def test_a_composition_in_the_wrong_order_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_transition_without_decay_is_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(segment, "diagonal", lambda _, written, *__: torch.ones_like(written.memory[..., 0]))
+    monkeypatch.setattr(segment, "diagonal", lambda call: torch.ones_like(call.initial().memory[..., 0]))
     for law in (check_applied, check_composed, check_scanned):
         with pytest.raises(AssertionError):
             law(Case("additive", "head"))

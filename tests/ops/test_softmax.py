@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from rebracket.backends.reference import softmax
 from rebracket.base.files import write_tensors
-from rebracket.ops import softmax
+from rebracket.ops.backend import choose
+from rebracket.ops.call import Softmax
 from rebracket.ops.softmax import KeyValues, softmax_attention
 
 B, H, K, V = 2, 6, 4, 5
@@ -166,7 +168,7 @@ def test_packed_sequences_are_separate_ones(bounds: list[int], window: int | Non
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_ragged_rows_go_on_in_a_batch_and_packed_again(window: int | None):
+def test_ragged_rows_continue_in_a_batch_and_packed_again(window: int | None):
     bounds, more = [0, 3, 3, 11], 4
     x, y = inputs(11, batch=1), inputs(more, batch=3)
     _, cache = softmax_attention(*x, cu_seqlens=torch.tensor(bounds), window=window)
@@ -203,7 +205,7 @@ def test_no_token_leaves_everything_as_it_was():
         same_cache(after, cache)
 
 
-def test_the_past_does_not_hear_the_future():
+def test_the_past_does_not_see_the_future():
     x = inputs(9)
     for window in (None, 3):
         before, _ = softmax_attention(*x, window=window)
@@ -226,7 +228,7 @@ def test_gradients_are_those_of_finite_differences(window: int | None, heads: tu
     assert torch.autograd.gradcheck(lambda *y: softmax_attention(*y, window=window).out, x)
 
 
-def test_gradients_of_packed_sequences_and_none_for_the_tail():
+def test_gradients_of_packed_sequences_and_none_for_the_padding():
     x = inputs(9, batch=1)
     for y in x:
         y[:, 7:] = float("nan")
@@ -318,7 +320,7 @@ def test_caches_are_selected_forked_and_moved():
     assert half.nbytes == 2 * 3 * 5 * (3 * K + 2 * V) + 8 * 3
 
 
-def test_a_cache_returns_from_its_file_and_goes_on(tmp_path: Path):
+def test_a_cache_returns_from_its_file_and_continues(tmp_path: Path):
     x = inputs(9)
     _, cache = softmax_attention(*(y[:, :5] for y in x))
     cache.save(tmp_path / "cache")
@@ -381,3 +383,42 @@ def test_a_tensor_elsewhere_is_refused_by_name(name: str):
 def test_bad_offsets_are_refused(bounds: list[int]):
     with pytest.raises(ValueError, match="cu_seqlens"):
         softmax_attention(*inputs(5, batch=1), cu_seqlens=torch.tensor(bounds))
+
+
+def test_the_native_backend_refuses_it_by_name_and_the_reference_computes_it():
+    q, k, v = inputs(5)
+    call = Softmax(q, k, v, None, None, None, None, scale=0.3, causal=True, window=None)
+    with pytest.raises(ValueError, match="backend 'cpu' does not cover this call: it does not compute softmax calls"):
+        choose(call, "cpu")
+    assert choose(call, "auto") is choose(call, "reference")
+    same(choose(call, "auto").run(call).out, definition(q, k, v, scale=0.3))
+
+
+def test_one_compiled_graph_serves_every_length():
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        out, cache = softmax_attention(q, k, v)
+        return out, *cache.tensors().values()
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counting)
+    for T in (7, 20, 33):
+        for found, wanted in zip(compiled(*inputs(T)), function(*inputs(T)), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    torch.compiler.reset()
+    assert len(graphs) == 1
+
+
+def test_export_keeps_the_length_dynamic():
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return softmax_attention(q, k, v).out
+
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(Layer(), inputs(11), dynamic_shapes=({1: length},) * 3)
+    torch.testing.assert_close(program.module()(*inputs(50)), Layer()(*inputs(50)), rtol=0, atol=0)

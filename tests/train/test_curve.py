@@ -1,63 +1,42 @@
-"""The curve: a picture, or characters that say the same."""
+"""The curve: a picture of every step, every validation and the result."""
 
-import builtins
+import sys
 
 import pytest
 
-from rebracket.train.curve import Curve, bars, columns, draw, text
+from rebracket.train.curve import draw, plot, points
 
-CURVE = Curve([(step, 8 / step) for step in range(1, 101)], [(50, 0.3), (100, 0.2)], {"xz alone": 1.8, "xz after": 1.2})
+RECORDS = [
+    {"kind": "start", "step": 0},
+    *({"kind": "train", "step": step, "bits_per_byte": 8 / step} for step in range(1, 101)),
+    {"kind": "validation", "step": 50, "bits_per_byte": 0.3},
+    {"kind": "result", "step": 100, "bits_per_byte": 0.2, "xz_alone": 1.8, "xz_after": 1.2},
+]
 
 
 def test_a_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    path = draw(CURVE, tmp_path)
-    assert path == tmp_path / "curve.png"
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert draw(RECORDS, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
 
 
-def test_without_matplotlib_it_is_text(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def forbidden(name, *rest):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", forbidden)
-    path = draw(CURVE, tmp_path)
-    assert path == tmp_path / "curve.txt"
-    assert path.read_text() == text(CURVE) + "\n"
+def test_it_shows_every_step_and_what_the_run_is_compared_with():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.add_subplot()
+    plot(RECORDS, axes)
+    shown = {str(line.get_label()): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert shown["training, each step"] == [[step, 8 / step] for step in range(1, 101)]
+    assert shown["held out"] == [[50, 0.3], [100, 0.2]]
+    assert [y for _, y in shown["xz alone, 1.80"]] == [1.8, 1.8]
+    assert [y for _, y in shown["xz after training text, 1.20"]] == [1.2, 1.2]
 
 
-def test_text_falls_with_the_loss():
-    rows = text(CURVE, width=20, height=5).splitlines()
-    assert len(rows) == 6
-    assert [len(row) for row in rows[:-1]] == sorted(len(row) for row in rows[:-1])
-    assert rows[-1].endswith("steps 1 to 100, bits per byte")
-    assert all(len(row) <= 7 + 20 for row in rows[:-1])
+def test_without_matplotlib_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not draw(RECORDS, tmp_path / "curve.png")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_columns_are_means_of_all_values():
-    assert columns([1, 2, 3, 4], 2) == [1.5, 3.5]
-    assert columns([1, 2], 10) == [1, 2]
-    means = columns(list(range(1000)), 7)
-    assert len(means) == 7
-    assert means == sorted(means)
-
-
-def test_bars_are_in_eighths():
-    assert bars([0.0, 0.5, 1.0, 1.5], 0, 1.0) == " ▄██"
-    assert bars([0.0, 0.5, 1.0, 1.5], 1, 1.0) == "   ▄"
-
-
-def test_it_is_read_from_records():
-    records = [
-        {"kind": "start", "step": 0},
-        {"kind": "train", "step": 1, "bits_per_byte": 3.0},
-        {"kind": "validation", "step": 1, "bits_per_byte": 2.0},
-        {"kind": "result", "step": 2, "bits_per_byte": 1.0},
-    ]
-    curve = Curve.of(records, {"xz": 1.5}).ending(2, 1.0)
-    assert curve == Curve([(1, 3.0)], [(1, 2.0), (2, 1.0)], {"xz": 1.5})
+def test_points_are_those_of_the_kinds_asked_for():
+    assert points(RECORDS, "validation", "result") == ([50, 100], [0.3, 0.2])

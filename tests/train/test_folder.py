@@ -1,13 +1,18 @@
-"""A run's folder: begun once, by one config, in one process."""
+"""A run's folder: one config, one process; its model and the text it held out are found again."""
 
 import json
 import multiprocessing
+from pathlib import Path
 
 import pytest
 
-from rebracket.train.folder import RunFolder, differences
+from rebracket.data import hold_out, read
+from rebracket.train.config import TrainConfig
+from rebracket.train.folder import RunFolder, differences, model_folder, run_of
 from rebracket.train.metrics import Metrics
 from tests.train.tiny import config
+
+TEXTS = [f"number {number}\n" * (20 + number) for number in range(30)]
 
 
 def begun(path, **values):
@@ -97,3 +102,58 @@ def test_differences_go_deep():
     here = {"a": 1, "b": {"c": [2], "d": 2}, "f": 4}
     assert differences(there, here) == ["b.c was [1], now [2]", "e was 3, now null", "f was null, now 4"]
     assert differences(there, there) == []
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run as training leaves it, without a model worth the name."""
+    (tmp_path / "text").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"text/{number}.txt").write_text(text)
+    folder = tmp_path / "run"
+    (folder / "model").mkdir(parents=True)
+    begin(folder, str(tmp_path / "text"))
+    return folder
+
+
+def begin(folder: Path, text: str) -> None:
+    table = TrainConfig.from_dict({"model": {}, "data": {"text": [text], "held_out": 0.2}}).to_dict()
+    (folder / "config.json").write_text(json.dumps(table))
+    (folder / "metrics.jsonl").touch()
+
+
+def test_the_model_of_a_run_is_in_it(run: Path):
+    assert model_folder(run) == run / "model"
+    assert model_folder(run / "model") == run / "model"
+
+
+@pytest.mark.parametrize("name", ["", "model"])
+def test_held_out_text_is_what_training_held_out(run: Path, name: str):
+    found = run_of(run / name).held_out()
+    assert found == hold_out(read([str(run.parent / "text")]), 0.2)[1]
+    assert 0 < len(found) < len(TEXTS)
+
+
+def test_without_a_model_the_run_says_so(run: Path):
+    (run / "model").rmdir()
+    with pytest.raises(FileNotFoundError, match="this run has no model yet"):
+        model_folder(run)
+    with pytest.raises(FileNotFoundError, match="no model or run at"):
+        model_folder(run / "nothing")
+
+
+def test_a_model_without_a_run_needs_a_text(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="is not in the folder of a run.*give --text"):
+        run_of(tmp_path)
+
+
+def test_standard_input_cannot_be_read_again(run: Path):
+    begin(run, "-")
+    with pytest.raises(ValueError, match="trained on standard input, which is gone; give --text"):
+        run_of(run).held_out()
+
+
+def test_a_damaged_config_is_said_to_be_so(run: Path):
+    (run / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        run_of(run).held_out()

@@ -1,21 +1,25 @@
 """A whole run: what it leaves in its folder, the three patterns from one line, and the model it says it is."""
 
+import importlib.util
 import io
 import json
 import math
+import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from rebracket.base.progress import Progress
 from rebracket.data import load_corpus, ordered
 from rebracket.lm.checkpoints import load_model
+from rebracket.train import checkpoint
 from rebracket.train.config import TrainConfig
-from rebracket.train.loss import Precision
-from rebracket.train.metrics import records
-from rebracket.train.progress import Lines
+from rebracket.train.metrics import Metrics, records
 from rebracket.train.session import device_of, train, verdict
-from rebracket.train.validation import validate
+from rebracket.train.validation import Precision, validate
 
 MIXERS = {"gated_deltanet": {"heads": 2, "key_dim": 4, "value_dim": 6}, "softmax": {"heads": 2, "key_dim": 4}}
 TABLE = {
@@ -54,9 +58,9 @@ def config(text, model=TABLE, **loop):
 
 
 def run(of, tmp_path, name="run"):
-    lines = io.StringIO()
-    outcome = train(of, tmp_path / name, tmp_path / "cache", Lines(lines, pause=0))
-    return outcome, lines.getvalue()
+    shown = io.StringIO()
+    outcome = train(of, tmp_path / name, tmp_path / "cache", Progress(shown, "step", pause=0))
+    return outcome, shown.getvalue()
 
 
 def test_a_run_leaves_all_it_promises(text, tmp_path):
@@ -65,7 +69,8 @@ def test_a_run_leaves_all_it_promises(text, tmp_path):
     assert outcome.step == 6
     assert outcome.result is not None
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert names == {"config.json", "metrics.jsonl", "checkpoints", "model", outcome.result["curve"]}
+    assert names - {"curve.png"} == {"config.json", "metrics.jsonl", "checkpoints", "model"}
+    assert ("curve.png" in names) == (importlib.util.find_spec("matplotlib") is not None)
     assert TrainConfig.from_dict(json.loads((folder / "config.json").read_text())) == config(text)
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [
         "step-000000004.safetensors",
@@ -145,7 +150,7 @@ def test_another_text_is_refused_and_nothing_lost(text, tmp_path):
     unfinished.write_text("".join(unfinished.read_text().splitlines(keepends=True)[:-1]))
     before = unfinished.read_text()
     (Path(text) / "0.txt").write_text("changed")
-    with pytest.raises(ValueError, match="begun with another text"):
+    with pytest.raises(ValueError, match="started with another text"):
         run(config(text), tmp_path)
     assert unfinished.read_text() == before
 
@@ -155,8 +160,87 @@ def test_a_run_that_died_after_its_last_step_finishes(text, tmp_path):
     metrics = tmp_path / "run/metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
     second, said = run(config(text), tmp_path)
-    assert "going on from step 6 of 6" in said
+    assert "resuming from step 6 of 6" in said
     assert second.result == first.result
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """What a run writes, in order: lines of metrics and checkpoints, each with its step."""
+    found, add, write = [], Metrics.add, checkpoint.write
+
+    def adding(self, kind, step, values):
+        found.append((kind, step))
+        add(self, kind, step, values)
+
+    def writing(folder, saved, keep):
+        found.append(("checkpoint", saved.step))
+        return write(folder, saved, keep)
+
+    monkeypatch.setattr(Metrics, "add", adding)
+    monkeypatch.setattr(checkpoint, "write", writing)
+    return found
+
+
+def test_what_is_due_after_a_step_is_done_and_saving_comes_last(text, tmp_path, writes):
+    _, said = run(config(text, steps=12, log_every=4, validate_every=6, checkpoint_every=6), tmp_path)
+    assert writes == [
+        ("start", 0),
+        ("train", 4),
+        ("validation", 6),
+        ("checkpoint", 6),
+        ("train", 8),
+        ("train", 12),
+        ("checkpoint", 12),
+        ("result", 12),
+    ]
+    speeds = [record["tokens_per_second"] for record in records(tmp_path / "run/metrics.jsonl") if "loss" in record]
+    assert len(speeds) == 3
+    assert min(speeds) > 0
+    shown = re.findall(r"^step (\d+)/12, .* left: loss [\d.]+, [\d,]+ tokens/s$", said, re.MULTILINE)
+    assert shown == [str(step) for step in range(1, 13)]
+
+
+def test_ctrl_c_finishes_the_step_saves_it_and_stops(text, tmp_path, writes, monkeypatch):
+    add = Metrics.add
+
+    def interrupted(self, kind, step, values):
+        add(self, kind, step, values)
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Metrics, "add", interrupted)
+        outcome, _ = run(config(text, validate_every=0, checkpoint_every=100), tmp_path)
+    assert (outcome.step, outcome.result) == (3, None)
+    assert writes[-2:] == [("train", 3), ("checkpoint", 3)]
+    load_model(tmp_path / "run/model")
+    resumed, said = run(config(text, validate_every=0, checkpoint_every=100), tmp_path)
+    assert "resuming from step 3 of 6" in said
+    whole, _ = run(config(text, validate_every=0, checkpoint_every=100), tmp_path, "whole")
+    assert resumed.result == whole.result
+
+
+def test_signals_are_as_before_whatever_happens(text, tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(checkpoint, "write", broken)
+    before = signal.getsignal(signal.SIGINT)  # a shell's background jobs begin with it ignored
+    with pytest.raises(RuntimeError, match="broken"):
+        run(config(text), tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_picture_that_could_not_be_drawn_is_drawn_by_a_later_call(text, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib.figure", None)
+        outcome, _ = run(config(text), tmp_path)
+    assert outcome.result is not None
+    assert not (tmp_path / "run/curve.png").exists()
+    assert run(config(text), tmp_path)[0].before
+    assert (tmp_path / "run/curve.png").exists()
 
 
 def bytes_predicted(metrics):
@@ -183,14 +267,14 @@ def test_other_threads_are_told(text, tmp_path):
     kept = metrics.read_text().splitlines(keepends=True)[:-1]
     metrics.write_text("".join(kept).replace(f'"threads": {torch.get_num_threads()}', '"threads": 77'))
     _, said = run(config(text), tmp_path)
-    assert f"begun with 77 threads, now {torch.get_num_threads()}: losses may differ" in said
+    assert f"started with 77 threads, now {torch.get_num_threads()}: losses may differ" in said
 
 
 def test_devices_are_named_or_refused():
     assert device_of("cpu") == torch.device("cpu")
     assert device_of("auto").type in ("cpu", "cuda")
     for name in ("nonsense", "cuda:99"):
-        with pytest.raises(ValueError, match=f"train.device '{name}' is not to be had here"):
+        with pytest.raises(ValueError, match=f"train.device '{name}' is not available here"):
             device_of(name)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rebracket.data import Batches, Document, TokenStream, token_stream
 from rebracket.lm.tokenizer import Tokenizer
 from rebracket.train.config import TrainConfig
-from rebracket.train.loop import Trainer
+from rebracket.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 PLAIN = Tokenizer.bytes()
@@ -58,4 +58,4 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def ignore(*_: object) -> None:
-    """A chore, or a listener, that does nothing."""
+    """A listener that does nothing."""

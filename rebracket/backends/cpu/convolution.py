@@ -34,6 +34,9 @@ class ConvolutionKernels(NativeOperator[Convolution]):
         y, tail = self.compute(call)
         return y, tail
 
+    def flat(self, found: tuple[Tensor, Tensor]) -> Results:
+        return found
+
     def forward(self, call: Convolution, keep: bool) -> Results:
         """y and the next tail."""
         call = readable(call)

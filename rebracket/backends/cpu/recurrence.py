@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from rebracket.backends.cpu.covers import uncovered
-from rebracket.backends.cpu.library import DTYPES, Call, Gradients, empty, load, rows
+from rebracket.backends.cpu.library import CHUNK_WRITES, DTYPES, SEGMENT_WRITES, Call, Gradients, empty, load, rows
 from rebracket.ops.call import Recurrence
 from rebracket.ops.checks import check_decay_values
 from rebracket.ops.native import NativeOperator, Results, register
 from rebracket.ops.state import Output, State
 
-CHUNK = 16
-"""Writes of a chunk."""
-SEGMENT = 128
-"""Writes between two states that the forward pass keeps for the backward pass."""
 TIMED = ("q", "k", "v", "r", "beta", "log_decay")
 """The tensors of a call that the kernels read by strides; their gradients are in the same order."""
 
@@ -34,17 +30,21 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
     kept: ClassVar[int] = 1
 
     def covers(self, call: Recurrence) -> str | None:
-        if call.chunk is not None and call.chunk * call.per_token != CHUNK:
+        if call.chunk is not None and call.chunk * call.per_token != CHUNK_WRITES:
             writes = "" if call.per_token == 1 else f" of {call.per_token} writes"
-            return f"its chunks are {CHUNK} writes, and {call.chunk} tokens{writes} were asked for"
+            return f"its chunks are {CHUNK_WRITES} writes, and {call.chunk} tokens{writes} were asked for"
         return uncovered("q", call.tensors().values())
 
     def settled(self, call: Recurrence) -> Recurrence:
-        return call if call.chunk is not None else replace(call, chunk=-(-CHUNK // call.per_token))
+        return call if call.chunk is not None else replace(call, chunk=-(-CHUNK_WRITES // call.per_token))
 
     def run(self, call: Recurrence) -> Output:
         out, memory, key_sum = self.compute(call)
         return Output(out, State(memory, key_sum if call.normalize else None))
+
+    def flat(self, found: Output) -> Results:
+        key_sum = found.state.key_sum
+        return found.out, found.state.memory, found.state.memory.new_empty(0) if key_sum is None else key_sum
 
     def forward(self, call: Recurrence, keep: bool) -> Results:
         """Output, memory, sum of keys and the states kept for the backward pass; what is not wanted is empty."""
@@ -58,7 +58,7 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         first = first_segments(call) if keep else None
         entries = empty(0 if first is None else int(first[-1]), H, K * (V + call.normalize))
         if first is not None:
-            native.entries, native.first_segment = pointer(entries), pointer(first)
+            native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), len(entries)
         load().forward(native)
         check_decays(call, wrong)
         return out, memory, key_sum, entries
@@ -83,7 +83,7 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         if call.bonus is not None:
             made["bonus"] = empty(N, H, K)
         native = describe(call, grad_out, made["memory"], made.get("key_sum"), wrong)
-        native.entries, native.first_segment = pointer(entries), pointer(first)
+        native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), len(entries)
         carries = empty(len(entries), H, K, V) if in_pieces(call, first) else None
         native.carries, native.slices = pointer(carries), 1 if carries is None else slices(N * H, V)
         grad_memory = None if grads[1] is None else grads[1].float().contiguous()
@@ -174,7 +174,7 @@ def first_segments(call: Recurrence) -> Tensor:
         lengths = torch.full((call.q.shape[0],), call.q.shape[1] * call.per_token, device="cpu")
     else:
         lengths = call.cu_seqlens.diff() * call.per_token
-    segments = (lengths + SEGMENT - 1) // SEGMENT
+    segments = (lengths + SEGMENT_WRITES - 1) // SEGMENT_WRITES
     return torch.cat((segments.new_zeros(1), segments.cumsum(0)))
 
 
@@ -182,7 +182,7 @@ def fake_segments(call: Recurrence) -> Any:
     """How many states are kept, for a traced call; unknown for packed sequences until their lengths are."""
     if call.cu_seqlens is not None:
         return torch.library.get_ctx().new_dynamic_size()
-    return call.q.shape[0] * ((call.q.shape[1] * call.per_token + SEGMENT - 1) // SEGMENT)
+    return call.q.shape[0] * ((call.q.shape[1] * call.per_token + SEGMENT_WRITES - 1) // SEGMENT_WRITES)
 
 
 def check_decays(call: Recurrence, wrong: Tensor) -> None:

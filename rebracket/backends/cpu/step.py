@@ -16,7 +16,7 @@ from rebracket.backends.cpu.recurrence import KERNELS, check_decays, describe, r
 from rebracket.ops.backend import Implementation, PreparedStep, Tensors
 from rebracket.ops.call import Recurrence, Step
 from rebracket.ops.checks import check_decay_values
-from rebracket.ops.native import learns, plain
+from rebracket.ops.native import learns, plain, transforms
 from rebracket.ops.state import Output, State
 
 Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)
@@ -74,7 +74,7 @@ class StepKernels(Implementation[Step]):
 def kernel_runs(token: Recurrence) -> bool:
     """Whether the step's own kernel can run: one write, no gradients, nothing traced."""
     tensors = token.tensors().values()
-    return token.per_token == 1 and plain(tensors) and not learns(tensors)
+    return token.per_token == 1 and plain(tensors) and not learns(tensors) and not transforms()
 
 
 def writable(state: State) -> bool:
@@ -120,7 +120,9 @@ class PreparedKernel:
     def __call__(self, tensors: Tensors, state: State) -> Output:
         words, wrong = Words.from_buffer_copy(self.template), ctypes.c_int32()
         for place, index in self.pointers:
-            words[place] = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first step was)
+            words[place] = address = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first was)
+            if not address:
+                raise ValueError("a tensor of the step has no memory: its storage was freed, or it is lazily zero")
         after = state if self.inplace else room(state, self.normalize)
         out = torch.empty_like(self.like)
         words[OUT], words[WRONG], words[MEMORY_OUT] = out.data_ptr(), ctypes.addressof(wrong), after.memory.data_ptr()

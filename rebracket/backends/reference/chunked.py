@@ -6,126 +6,146 @@ Inside a chunk, with S the state on entry and D, G the decays of `weights`:
     (I + L) U = beta (V - (G * R) S)
     O = scale (G * Q) S + A U
     S' = Diag(G[C]) S + (D[C,.] * K)^T U
+
+`run` cuts a call into chunks and joins what `scan` computes of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rebracket.backends.reference.canonical import Canonical, canonical, finish, initial_memory
-from rebracket.backends.reference.layout import Layout, layout
-from rebracket.backends.reference.weights import Weights, weights
+from rebracket.backends.reference.canonical import Canonical, canonical, finish
+from rebracket.backends.reference.weights import weights
 from rebracket.ops.call import Recurrence
 from rebracket.ops.state import Output
 
 STEPS = 64
-"""Chunks of a sequence that are in flight together: bounds what a long call holds beside its inputs."""
+"""Chunks of a sequence that are computed together: bounds what a long call holds beside its inputs."""
 SMALL_CHUNK = 16
 """Below this many tokens a chunk the states at chunk entries are recomputed for the backward pass, not kept."""
 
 
 def run(call: Recurrence) -> Output:
-    """The whole call in its chunks."""
-    terms, per_token = canonical(call), call.per_token
-    B, T = terms.v.shape[:2]
-    cut = layout(offsets(call) * per_token, B * T, (call.chunk or T) * per_token)
-    out, memory = scan_pieces(terms.each(cut.split), initial_memory(call)[cut.order], cut)
-    return finish(call, cut.join(out, B, T)[:, per_token - 1 :: per_token], memory[cut.order.argsort()])
-
-
-def offsets(call: Recurrence) -> Tensor:
-    """Where every sequence begins and ends in the flat axis of tokens."""
-    if call.cu_seqlens is not None:
-        return call.cu_seqlens.to(torch.int64)
-    return torch.arange(call.sizes.B + 1, device=call.q.device) * call.sizes.T
-
-
-def scan_pieces(chunks: Canonical, memory: Tensor, cut: Layout) -> tuple[Tensor, Tensor]:
-    """All chunks, STEPS steps of every sequence at a time; memory [N,H,K,V] in the order of the layout."""
-    plans = [cut.alive[i : i + STEPS] for i in range(0, len(cut.alive), STEPS)]
-    run_piece = scan_again if torch.is_grad_enabled() and chunks.v.shape[-2] < SMALL_CHUNK else scan
-    out, ended = [chunks.v[:0]], []
-    for plan, piece in zip(plans, chunks.pieces([sum(plan) for plan in plans]), strict=True):
-        ended.append(memory[plan[0] :])
-        o, memory = run_piece(piece, memory[: plan[0]], plan)
-        out.append(o)
-    return torch.cat(out), torch.cat([memory, *reversed(ended)])
-
-
-def scan_again(chunks: Canonical, memory: Tensor, alive: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """`scan`, run a second time in the backward pass instead of kept."""
-    return checkpoint(scan, chunks, memory, alive, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
-
-
-def scan(chunks: Canonical, memory: Tensor, alive: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """A piece: everything inside the chunks at once, then the state from chunk to chunk, then the reads at once."""
-    decay = weights(chunks.log_decay)
-    if chunks.r is None:
-        u = chunks.v if chunks.beta is None else chunks.beta * chunks.v
-        entries, memory = add(decay.until_exit(chunks.k).mT @ u, decay, memory, alive)
+    """The whole call: cut into chunks, computed STEPS chunks of every sequence at a time, joined again."""
+    terms, memory = canonical(call)
+    B, T, H = terms.v.shape[:3]
+    if call.cu_seqlens is None:
+        offsets = torch.arange(B + 1, device=memory.device) * T
     else:
-        corrected, reads = solve(chunks, decay)
-        entries, u, memory = correct(corrected, reads, decay.until_exit(chunks.k).mT, decay, memory, alive)
-    return read(chunks, decay, entries, u), memory
+        offsets = call.cu_seqlens.to(torch.int64) * call.per_token
+    cut = Cut.of(offsets, H, (call.chunk or T) * call.per_token)
+    pieces = [cut.running[i : i + STEPS] for i in range(0, len(cut.running), STEPS)]
+    sizes = [sum(running) for running in pieces]
+    scan_piece: Callable[..., Any] = scan
+    if torch.is_grad_enabled() and cut.C < SMALL_CHUNK:
+        scan_piece = partial(checkpoint, scan, use_reentrant=False, preserve_rng_state=False)
+    # One split into all pieces: the gradient of a slice would be as large as the whole, for every piece. One more piece
+    # is empty, so that there is something to join where there are no tokens.
+    empty, *parts = terms.split(lambda x: cut.split(x).split([0, *sizes]))
+    memory, out, ended = memory[cut.order], [empty.v], []
+    for running, chunks in zip(pieces, parts, strict=True):
+        ended.append(memory[running[0] :])
+        o, memory = scan_piece(chunks, memory[: running[0]], running)
+        out.append(o)
+    memory = torch.cat([memory, *reversed(ended)])[cut.order.argsort()]
+    return finish(call, cut.join(torch.cat(out), B, T), memory)
 
 
-def solve(chunks: Canonical, decay: Weights) -> tuple[Tensor, Tensor]:
-    """(I + L)^-1 beta V and (I + L)^-1 beta (G * R): U is the first minus the second times S."""
-    assert chunks.r is not None
-    C, V = chunks.v.shape[-2:]
-    right = torch.cat((chunks.v, decay.since_entry(chunks.r)), -1)
-    within = decay.scores(chunks.r, chunks.k)
-    if chunks.beta is not None:
-        right, within = chunks.beta * right, chunks.beta * within
-    if C > 1:
-        right = torch.linalg.solve_triangular(within.tril(-1), right, upper=False, unitriangular=True)
-    return right[..., :V], right[..., V:]
+@final
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """M chunks of C tokens in the order of their steps: the first chunk of every sequence, then the second, ...
+
+    The longest sequence comes first, so that those still running at a step are the first rows of its state.
+
+    Args:
+        M: how many chunks.
+        H: heads of everything that is cut.
+        C: tokens of a chunk, no more than the longest sequence has.
+        places: where chunks [M,H,C] hold each token's heads; tokens behind the last sequence are left out.
+        running: sequences that have a chunk at each step.
+        order: the sequences by falling length.
+    """
+
+    M: int
+    H: int
+    C: int
+    places: Tensor
+    running: list[int]
+    order: Tensor
+
+    @classmethod
+    def of(cls, offsets: Tensor, H: int, C: int) -> Cut:
+        """The chunks of sequences between offsets [N+1] in a flat axis of tokens."""
+        lengths = offsets.diff()
+        N, device = len(lengths), offsets.device
+        C = max(min(C, int(lengths.max())), 1) if N else C
+        order = lengths.argsort(descending=True, stable=True)
+        chunks = (lengths + C - 1) // C
+        steps = torch.arange(int(chunks.max()) if N else 0, device=device)
+        running = N - torch.searchsorted(chunks.sort().values, steps, right=True)
+        sequence = torch.arange(N, device=device).repeat_interleave(lengths)
+        place = torch.arange(len(sequence), device=device) - offsets[sequence]
+        chunk = (running.cumsum(0) - running)[place // C] + order.argsort()[sequence]
+        places = (chunk[:, None] * H + torch.arange(H, device=device)) * C + (place % C)[:, None]
+        return cls(int(running.sum()), H, C, places.flatten(), running.tolist(), order)
+
+    def split(self, x: Tensor) -> Tensor:
+        """x [B,T,H,D] as chunks [M,H,C,D], zeros where a chunk has no token."""
+        D = x.shape[-1]
+        rows = x.reshape(-1, D)[: len(self.places)]
+        chunks = x.new_zeros(self.M * self.H * self.C, D).index_copy(0, self.places, rows)
+        return chunks.view(self.M, self.H, self.C, D)
+
+    def join(self, chunks: Tensor, B: int, T: int) -> Tensor:
+        """Chunks [M,H,C,D] as x [B,T,H,D], zeros for tokens of no sequence."""
+        D = chunks.shape[-1]
+        rows = chunks.reshape(-1, D).index_select(0, self.places)
+        return F.pad(rows, (0, 0, 0, B * T * self.H - len(rows))).view(B, T, self.H, D)
 
 
-def add(written: Tensor, decay: Weights, memory: Tensor, alive: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Additive writing: the state on entry to every chunk, and after the last."""
-    entries, ended = [], []
-    for n, kv, factor in zip(alive, written.split(alive), factors(decay, alive), strict=True):
+def scan(chunks: Canonical, memory: Tensor, running: list[int]) -> tuple[Tensor, Tensor]:
+    """Outputs [M,H,C,V] of consecutive steps, and every sequence's state [N,H,K,V] after its last chunk."""
+    q, k, v, r, beta, bonus = chunks.q, chunks.k, chunks.v, chunks.r, chunks.beta, chunks.bonus
+    decay = weights(chunks.log_decay)
+
+    # Inside the chunks, all at once: U = u - reads S.
+    if r is None:
+        u, reads = v if beta is None else beta * v, None
+    else:
+        u, L = torch.cat((v, decay.since_entry(r)), -1), decay.scores(r, k)
+        if beta is not None:
+            u, L = beta * u, beta * L
+        if L.shape[-1] > 1:
+            u = torch.linalg.solve_triangular(L.tril(-1), u, upper=False, unitriangular=True)
+        u, reads = u.split((v.shape[-1], r.shape[-1]), -1)
+
+    # From chunk to chunk, all sequences that are still running in one step.
+    keys, entries, written, ended = decay.until_exit(k).mT, [], [], []
+    tensors = (keys @ u if reads is None else u, reads, keys, decay.over_chunk())
+    steps: list[Sequence[Any]] = [[None] * len(running) if x is None else x.split(running) for x in tensors]
+    for n, added, r_n, k_n, factor in zip(running, *steps, strict=True):
         ended.append(memory[n:])
-        entries.append(memory[:n])
-        memory = decayed(memory[:n], factor) + kv
-    return torch.cat(entries), torch.cat([memory, *reversed(ended)])
+        memory = memory[:n]
+        entries.append(memory)
+        if r_n is not None:
+            written.append(added - r_n @ memory)
+            added = k_n @ written[-1]
+        memory = (memory if factor is None else factor * memory) + added
+    S, U = torch.cat(entries), u if reads is None else torch.cat(written)
 
-
-def correct(
-    corrected: Tensor, reads: Tensor, keys: Tensor, decay: Weights, memory: Tensor, alive: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Erasing: the state on entry to every chunk, what every token really writes, and the state after the last."""
-    entries, written, ended = [], [], []
-    steps = zip(
-        alive, corrected.split(alive), reads.split(alive), keys.split(alive), factors(decay, alive), strict=True
-    )
-    for n, v, r, k, factor in steps:
-        ended.append(memory[n:])
-        entries.append(memory[:n])
-        written.append(v - r @ entries[-1])
-        memory = decayed(entries[-1], factor) + k @ written[-1]
-    return torch.cat(entries), torch.cat(written), torch.cat([memory, *reversed(ended)])
-
-
-def factors(decay: Weights, alive: tuple[int, ...]) -> tuple[Tensor | None, ...]:
-    """The factor of the state over every step's chunks."""
-    over = decay.over_chunk()
-    return (None,) * len(alive) if over is None else over.split(alive)
-
-
-def decayed(memory: Tensor, factor: Tensor | None) -> Tensor:
-    return memory if factor is None else factor * memory
-
-
-def read(chunks: Canonical, decay: Weights, entries: Tensor, u: Tensor) -> Tensor:
-    """O = scale (G * Q) S + A U."""
-    if chunks.bonus is None:
-        within = decay.scores(chunks.q, chunks.k).tril()
+    # What is read.
+    if bonus is None:
+        A = decay.scores(q, k).tril()
     else:
         decay = decay.before()
-        own = (chunks.q * chunks.bonus[:, None, :] * chunks.k).sum(-1)
-        within = decay.scores(chunks.q, chunks.k).tril(-1) + torch.diag_embed(own)
-    return chunks.scale * (decay.since_entry(chunks.q) @ entries + within @ u)
+        A = decay.scores(q, k).tril(-1) + torch.diag_embed((q * bonus[:, None, :] * k).sum(-1))
+    return chunks.scale * (decay.since_entry(q) @ S + A @ U), torch.cat([memory, *reversed(ended)])

@@ -1,4 +1,4 @@
-"""The short convolution in torch operations: W passes over x, which torch's own convolution is slower than on CPUs."""
+"""The short convolution in torch operations: W passes over x, which on CPUs are faster than torch's own convolution."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def padded(call: Convolution) -> tuple[Tensor, Tensor]:
     """Every row is one sequence."""
     x, before = call.x, call.weight.shape[1] - 1
     inputs = F.pad(x, (0, 0, before, 0)) if call.tail is None else torch.cat([call.tail.to(x.dtype), x], 1)
-    # A copy, or the few inputs of the tail would keep all of them alive.
+    # A copy, or the few inputs that are kept would keep all of them alive.
     return filtered(inputs, call), inputs[:, x.shape[1] :].clone()
 
 
 def packed(call: Convolution, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequences one behind the other: put W - 1 earlier inputs before each, and they no longer touch."""
+    """Sequences one behind the other, with W - 1 earlier inputs in front of each, which keep them apart."""
     x, tail = call.x, call.tail
     before, N, T = call.weight.shape[1] - 1, call.sequences, x.shape[1]
     offsets, token = cu_seqlens.to(torch.int64), torch.arange(T, device=x.device)
     row = torch.searchsorted(offsets[1:].contiguous(), token, right=True)
-    beyond = (token >= offsets[-1])[:, None]
-    places = token + before * (row + 1)  # of each token, among all tokens and N + 1 stretches of earlier inputs
+    padding = (token >= offsets[-1])[:, None]
+    places = token + before * (row + 1)  # of each token among all tokens and N + 1 runs of earlier inputs
     tails = before * torch.arange(N, device=x.device)[:, None] + torch.arange(before, device=x.device)
     inputs = x.new_zeros(1, T + before * (N + 1), x.shape[2])
-    inputs = inputs.index_copy(1, places, x.masked_fill(beyond, 0))
+    inputs = inputs.index_copy(1, places, x.masked_fill(padding, 0))
     if tail is not None:
         inputs = inputs.index_copy(
             1, (tails + offsets[:-1, None]).flatten(), tail.to(x.dtype).reshape(1, -1, x.shape[2])
         )
-    # The output of the window that ends at a token's place stands W - 1 before it: a window is named by its start.
-    y = filtered(inputs, call).index_select(1, places - before).masked_fill(beyond, 0)
+    # A window is numbered by its start, which is W - 1 before the token at its end.
+    y = filtered(inputs, call).index_select(1, places - before).masked_fill(padding, 0)
     return y, inputs[0, tails + offsets[1:, None]]
 
 

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
-from rebracket.backends.reference.canonical import Canonical, canonical, finish, initial_memory
+from rebracket.backends.reference.canonical import Canonical, canonical, finish
 from rebracket.ops.call import Recurrence
 from rebracket.ops.state import Output
 
 
 def run(call: Recurrence) -> Output:
-    """The whole call, token by token."""
-    terms, memory, per_token = canonical(call), initial_memory(call), call.per_token
+    """The whole call, token by token; each packed sequence by itself, zeros in the padding."""
+    terms, memory = canonical(call)
     if call.cu_seqlens is None:
-        out, memory = scan(terms, memory)
-    else:
-        out, memory = scan_packed(terms, memory, [per_token * x for x in call.cu_seqlens.tolist()])
-    return finish(call, out[:, per_token - 1 :: per_token], memory)
-
-
-def scan_packed(terms: Canonical, memory: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
-    """Each packed sequence by itself, zeros in the tail."""
-    runs = [
-        scan(terms.each(lambda x, a=a, b=b: x[:, a:b]), memory[n : n + 1]) for n, (a, b) in enumerate(pairwise(offsets))
-    ]
-    tail = terms.v[:, offsets[-1] :]
-    out = torch.cat([*(o for o, _ in runs), torch.zeros_like(tail)], 1)
-    return out, torch.cat([memory[:0], *(last for _, last in runs)])
+        return finish(call, *scan(terms, memory))
+    lengths = (call.per_token * call.cu_seqlens.diff()).tolist()
+    padding = terms.v.shape[1] - sum(lengths)
+    *sequences, behind = terms.split(lambda x: x.split([*lengths, padding], 1))
+    runs = [scan(sequence, memory[n : n + 1]) for n, sequence in enumerate(sequences)]
+    out = torch.cat([*(o for o, _ in runs), torch.zeros_like(behind.v)], 1)
+    return finish(call, out, torch.cat([memory[:0], *(last for _, last in runs)]))
 
 
 def scan(terms: Canonical, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Write by write: outputs [B,T,H,V] and the memory [B,H,K,V] after the last."""
     out = []
-    for t in range(terms.v.shape[1]):
-        o, memory = token(terms.each(lambda x, t=t: x[:, t]), memory)
+    for now in terms.split(lambda x: x.unbind(1)):
+        o, memory = token(now, memory)
         out.append(o)
     return torch.stack(out, 1) if out else terms.v, memory
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rebracket.backends.reference import chunked
 from rebracket.ops.call import Recurrence
 from rebracket.ops.checks import check_decay_values
-from rebracket.ops.native import NativeOperator, Results, floating, register
+from rebracket.ops.native import NativeOperator, Results, floating, register, transforms
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import Output, State
 
@@ -46,10 +46,13 @@ class Chunked(NativeOperator[Recurrence]):
             out, memory, key_sum = self.compute(call)
         return Output(out, State(memory, key_sum if call.normalize else None))
 
+    def flat(self, found: Output) -> Results:
+        key_sum = found.state.key_sum
+        return found.out, found.state.memory, found.state.memory.new_empty(0) if key_sum is None else key_sum
+
     def forward(self, call: Recurrence, keep: bool) -> Results:
-        out, state = chunked.run(call)
-        key_sum = state.memory.new_empty(0) if state.key_sum is None else state.key_sum
-        return out.clone(), state.memory.clone(), key_sum.clone()  # no operator may give what it was given
+        out, memory, key_sum = self.flat(chunked.run(call))
+        return out.clone(), memory.clone(), key_sum.clone()  # an operator must not return its own inputs
 
     def outline(self, call: Recurrence, keep: bool) -> Results:
         N, K, (H, V) = call.sequences, call.q.shape[3], call.v.shape[2:]
@@ -70,9 +73,9 @@ class Chunked(NativeOperator[Recurrence]):
 
 
 def check_values(call: Recurrence) -> None:
-    """Looks at the decays where that waits for nothing."""
+    """Checks the decays where nothing has to wait for their values."""
     log_decay = call.log_decay
-    if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling():
+    if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling() or transforms():
         return
     if call.cu_seqlens is not None and log_decay.ndim > 1:
         log_decay = log_decay[:, : int(call.cu_seqlens[-1])]

@@ -13,6 +13,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Weights(ABC):
@@ -110,28 +111,28 @@ class ChannelDecay(Weights):
 
     def scores(self, x: Tensor, k: Tensor) -> Tensor:
         C = x.shape[-2]
-        x, k, own, log_decay = (blocks(padded(y)) for y in (x, k, self.own(), self.log_decay))
-        scores = (x * k).sum(-1, keepdim=True)
-        prefix, suffix, total = own, torch.zeros_like(log_decay), log_decay
+        own = torch.zeros_like(self.log_decay) if self.reads_before else self.log_decay
+        # n blocks of h rows, [..., n, h, K]: h is 1 at first, n a power of two.
+        padding = (0, 0, 0, (1 << (C - 1).bit_length()) - C)
+        x, k, own, total = (F.pad(y, padding).unsqueeze(-2) for y in (x, k, own, self.log_decay))
+        # Log-decays of every block: since its beginning, until its end, over all of it.
+        scores, since, until = (x * k).sum(-1, keepdim=True), own, torch.zeros_like(total)
         while scores.shape[-3] > 1:
-            right, left = halves(x, 1) * halves(prefix, 1).exp(), halves(k, 0) * halves(suffix, 0).exp()
-            scores = assemble(scores, right @ left.mT)
-            prefix = merge(halves(prefix, 0), halves(prefix, 1) + halves(total, 0))
-            suffix = merge(halves(suffix, 0) + halves(total, 1), halves(suffix, 1))
-            total = halves(total, 0) + halves(total, 1)
-            x, k = (merge(halves(y, 0), halves(y, 1)) for y in (x, k))
+            (_, x1), (k0, _), (scores0, scores1) = pairs(x), pairs(k), pairs(scores)
+            (since0, since1), (until0, until1), (total0, total1) = pairs(since), pairs(until), pairs(total)
+            across = (x1 * since1.exp()) @ (k0 * until0.exp()).mT
+            above, below = (scores0, torch.zeros_like(across)), (across, scores1)
+            scores = torch.cat((torch.cat(above, -1), torch.cat(below, -1)), -2)
+            since, until = torch.cat((since0, total0 + since1), -2), torch.cat((until0 + total1, until1), -2)
+            x, k, total = merged(x), merged(k), total0 + total1
         return scores.squeeze(-3)[..., :C, :C]
-
-    def own(self) -> Tensor:
-        """What a row's own decay adds to its reads."""
-        return torch.zeros_like(self.log_decay) if self.reads_before else self.log_decay
 
     def since_entry(self, x: Tensor) -> Tensor:
         entry = self.log_decay.cumsum(-2).exp()
         return (shift(entry) if self.reads_before else entry) * x
 
     def until_exit(self, k: Tensor) -> Tensor:
-        later = self.log_decay.roll(-1, -2).index_fill(-2, torch.tensor([k.shape[-2] - 1], device=k.device), 0)
+        later = F.pad(self.log_decay[..., 1:, :], (0, 0, 0, 1))
         return later.flip(-2).cumsum(-2).flip(-2).exp() * k
 
     def over_chunk(self) -> Tensor:
@@ -141,31 +142,14 @@ class ChannelDecay(Weights):
         return ChannelDecay(self.log_decay, reads_before=True)
 
 
-def padded(x: Tensor) -> Tensor:
-    """Rows of zeros up to a power of two."""
-    C = x.shape[-2]
-    return torch.nn.functional.pad(x, (0, 0, 0, (1 << (C - 1).bit_length()) - C))
+def pairs(x: Tensor) -> tuple[Tensor, ...]:
+    """The left and the right block of every pair of blocks [..., n, h, K], each [..., n/2, h, K]."""
+    return x.unflatten(-3, (-1, 2)).unbind(-3)
 
 
-def blocks(x: Tensor) -> Tensor:
-    """Rows [..., C, K] as C blocks of one row, [..., C, 1, K]."""
-    return x.unsqueeze(-2)
-
-
-def halves(x: Tensor, side: int) -> Tensor:
-    """The left (0) or right (1) block of every pair of blocks [..., n, h, K]."""
-    return x.unflatten(-3, (-1, 2)).select(-3, side)
-
-
-def merge(left: Tensor, right: Tensor) -> Tensor:
-    """Pairs of blocks as blocks of twice the rows."""
-    return torch.cat((left, right), -2)
-
-
-def assemble(scores: Tensor, cross: Tensor) -> Tensor:
-    """Blocks [..., n, h, h] on the diagonal and what the right halves read of the left: [..., n/2, 2h, 2h]."""
-    left, right = halves(scores, 0), halves(scores, 1)
-    return torch.cat((torch.cat((left, torch.zeros_like(left)), -1), torch.cat((cross, right), -1)), -2)
+def merged(x: Tensor) -> Tensor:
+    """Pairs of blocks as blocks of twice the rows, [..., n/2, 2h, K]."""
+    return x.unflatten(-3, (-1, 2)).flatten(-3, -2)
 
 
 def weights(log_decay: Tensor | None) -> Weights:

@@ -1,19 +1,17 @@
-"""What others have, one file each: what such a file names `PEER` takes part wherever it is installed.
+"""What others have, one file each: it takes part wherever it is installed.
 
 A peer's library is imported only when a case is prepared.
 """
 
-import importlib
-import pkgutil
+from functools import cache
 
-from rebracket.bench.entrant import Entrant
+from rebracket.base.registry import Registry
+from rebracket.bench.case import Implementation
 
-
-def names() -> tuple[str, ...]:
-    """The files of this folder."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+PEERS = Registry(__name__, "peer", Implementation)
 
 
-def found() -> tuple[Entrant, ...]:
-    """Every peer, installed or not."""
-    return tuple(importlib.import_module(f"{__name__}.{name}").PEER for name in names())
+@cache
+def found() -> tuple[Implementation, ...]:
+    """Every peer, installed or not; the same ones at every call."""
+    return tuple(PEERS.load(name)() for name in PEERS.names())

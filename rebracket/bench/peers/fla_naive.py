@@ -11,9 +11,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from rebracket.bench.cases import Case, Inputs
-from rebracket.bench.entrant import Attempt, Entrant, NotCoveredError, require, require_installed
-from rebracket.bench.torch_call import attempt, decoding
+from rebracket.bench.case import Implementation, NotCoveredError, Prepared, require, require_installed
+from rebracket.bench.cases.base import AttentionInputs, prepare_sequence, prepare_token
+from rebracket.bench.cases.linear_attention import LinearAttentionCase
 from rebracket.ops.state import State
 
 GET = "pip install --no-deps fla-core einops"
@@ -24,22 +24,23 @@ LONGEST = 4096
 
 
 @final
-class Fla(Entrant):
+class Fla(Implementation):
     """The functions in chunks; for GLA the loop over tokens, which is all there is."""
 
+    operator = LinearAttentionCase
     name = "fla naive"
 
-    def prepare(self, case: Case, x: Inputs, threads: int) -> Attempt:
+    def prepare(self, case: LinearAttentionCase, x: AttentionInputs, threads: int) -> Prepared:
         require_installed("fla", GET)
         require_installed("einops", GET)
-        module = naive(FOLDERS.get(case.rule.name, case.rule.name))
+        module = naive(FOLDERS.get(case.name, case.name))
         if x.state is not None:
-            return decoding(partial(TOKENS[case.rule.name], module, x, x.state))
-        require(case.shape.T % CHUNK == 0, f"T must be a multiple of {CHUNK}")
-        require(case.rule.name != "gla" or case.shape.T <= LONGEST, f"a loop over tokens: T up to {LONGEST}")
-        return attempt(case, x, partial(SEQUENCES[case.rule.name], module))
+            return prepare_token(partial(TOKENS[case.name], module, x, x.state))
+        require(case.shape[1] % CHUNK == 0, f"T must be a multiple of {CHUNK}")
+        require(case.name != "gla" or case.shape[1] <= LONGEST, f"a loop over tokens: T up to {LONGEST}")
+        return prepare_sequence(case, x, partial(SEQUENCES[case.name], module))
 
-    def growth(self, case: Case) -> float:
+    def growth(self, case: LinearAttentionCase) -> float:
         return 2.0 if case.mode == "train" else 1.0  # the gradient of every chunk has the size of all
 
 
@@ -62,7 +63,7 @@ def heads_first(*tensors: Tensor | None) -> list[Tensor]:
     return [x.transpose(1, 2) for x in tensors if x is not None]
 
 
-SEQUENCES: dict[str, Callable[[Any, Inputs], Tensor]] = {
+SEQUENCES: dict[str, Callable[[Any, AttentionInputs], Tensor]] = {
     "linear": lambda fla, x: fla.naive_chunk_linear_attn(x.q, x.k, x.v, scale=1.0, normalize=True),
     "simple_gla": lambda fla, x: fla.naive_chunk_simple_gla(x.q, x.k, x.v, x.log_decay)[0],
     "gla": lambda fla, x: fla.naive_recurrent_gla(x.q, x.k, x.v, x.log_decay)[0],
@@ -73,14 +74,14 @@ SEQUENCES: dict[str, Callable[[Any, Inputs], Tensor]] = {
 """out [B,T,H,D] of a sequence, from the file's functions."""
 
 
-def linear_token(fla: Any, x: Inputs, state: State) -> tuple[Tensor, State]:  # noqa: ANN401
+def linear_token(fla: Any, x: AttentionInputs, state: State) -> tuple[Tensor, State]:  # noqa: ANN401
     assert state.key_sum is not None
     before = state.memory, state.key_sum.unsqueeze(1)
     out, (memory, key_sum) = fla.naive_recurrent_linear_attn(x.q, x.k, x.v, 1.0, before, True, True)
     return out, State(memory, key_sum.squeeze(1))
 
 
-def delta_token(fla: Any, x: Inputs, state: State) -> tuple[Tensor, State]:  # noqa: ANN401
+def delta_token(fla: Any, x: AttentionInputs, state: State) -> tuple[Tensor, State]:  # noqa: ANN401
     out, memory = fla.delta_rule_recurrence(*heads_first(x.q, x.k, x.v, x.beta), state.memory)
     return out.transpose(1, 2), State(memory)
 
@@ -89,7 +90,7 @@ def plain(made: tuple[Tensor, Tensor]) -> tuple[Tensor, State]:
     return made[0], State(made[1])
 
 
-TOKENS: dict[str, Callable[[Any, Inputs, State], tuple[Tensor, State]]] = {
+TOKENS: dict[str, Callable[[Any, AttentionInputs, State], tuple[Tensor, State]]] = {
     "linear": linear_token,
     "simple_gla": lambda fla, x, s: plain(fla.naive_recurrent_simple_gla(x.q, x.k, x.v, x.log_decay, None, s.memory)),
     "gla": lambda fla, x, s: plain(fla.naive_recurrent_gla(x.q, x.k, x.v, x.log_decay, s.memory, True)),
@@ -100,6 +101,3 @@ TOKENS: dict[str, Callable[[Any, Inputs, State], tuple[Tensor, State]]] = {
     "kda": lambda fla, x, s: plain(fla.naive_recurrent_kda(x.q, x.k, x.v, x.log_decay, x.beta, None, s.memory, True)),
 }
 """out [B,1,H,D] of one token and the state after it."""
-
-
-PEER = Fla()

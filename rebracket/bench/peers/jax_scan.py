@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebracket.bench.cases import Case, Inputs
-from rebracket.bench.entrant import Attempt, Entrant, require, require_installed
-from rebracket.bench.truth import Results
+from rebracket.base.tensors import named_tensors
+from rebracket.bench.case import Implementation, Prepared, Results, require, require_installed
+from rebracket.bench.cases.base import AttentionInputs
+from rebracket.bench.cases.linear_attention import LinearAttentionCase
 
 if TYPE_CHECKING:
     from jax import Array
@@ -30,24 +31,25 @@ CHUNK = 64
 
 
 @final
-class Jax(Entrant):
+class Jax(Implementation):
     """Its thread count is fixed when it starts, so the first one it is asked for is the only one."""
 
+    operator = LinearAttentionCase
     name = "jax"
 
     def __init__(self) -> None:
         self._threads: int | None = None
 
-    def prepare(self, case: Case, x: Inputs, threads: int) -> Attempt:
+    def prepare(self, case: LinearAttentionCase, x: AttentionInputs, threads: int) -> Prepared:
         require_installed("jax", "pip install jax")
         require(sys.platform == "linux", "its threads can be limited on Linux only")
         require(case.dtype == torch.float32, "float32 only")
         in_chunks = case.rule.decay != "channel" and not case.rule.erases and case.mode != "decode"
         require(case.mode != "train" or in_chunks, "its scan over tokens would keep every state")
-        require(not in_chunks or case.shape.T % CHUNK == 0, f"T must be a multiple of {CHUNK}")
+        require(not in_chunks or case.shape[1] % CHUNK == 0, f"T must be a multiple of {CHUNK}")
         require(
             self._threads in (None, threads),
-            f"its thread count, {self._threads}, is fixed since it started; race --threads {threads} alone",
+            f"its thread count, {self._threads}, is fixed since it started; benchmark --threads {threads} alone",
         )
         if self._threads is None:
             limit_threads(threads)
@@ -67,21 +69,22 @@ def limit_threads(threads: int) -> None:
         os.sched_setaffinity(0, may)
 
 
-def arrays(x: Inputs) -> Arrays:
+def arrays(x: AttentionInputs) -> Arrays:
     import jax.numpy as jnp
 
-    held = {} if x.state is None else x.state.tensors()
-    named = x.differentiated() | {"weight": x.weight} | held
+    named = {name.removeprefix("state."): t for name, t in named_tensors(x).items()}
     return {name: jnp.asarray(t.numpy()) for name, t in named.items()}
 
 
-def compiled(case: Case, given: Arrays, attend: Callable[[Case, Arrays], Arrays]) -> Attempt:
+def compiled(
+    case: LinearAttentionCase, given: Arrays, attend: Callable[[LinearAttentionCase, Arrays], Arrays]
+) -> Prepared:
     """The whole call as one compiled function."""
     import jax
 
     function = partial(attend, case)
     call = jax.jit(partial(trained, function) if case.mode == "train" else function).lower(given).compile()
-    return Attempt(lambda: jax.block_until_ready(call(given)), partial(results, case))
+    return Prepared(lambda: jax.block_until_ready(call(given)), partial(results, case))
 
 
 def trained(function: Callable[[Arrays], Arrays], given: Arrays) -> Arrays:
@@ -98,17 +101,17 @@ def trained(function: Callable[[Arrays], Arrays], given: Arrays) -> Arrays:
     return {"out": out} | {f"grad {name}": a for name, a in grads.items()}
 
 
-def results(case: Case, made: Any) -> Results:  # noqa: ANN401
+def results(case: LinearAttentionCase, made: Any) -> Results:  # noqa: ANN401
     found: dict[str, Tensor] = {name: torch.from_numpy(np.array(a)) for name, a in made.items()}
     return {name: x for name, x in found.items() if case.mode == "decode" or not name.startswith("state.")}
 
 
-def chunked(case: Case, given: Arrays) -> Arrays:
+def chunked(case: LinearAttentionCase, given: Arrays) -> Arrays:
     """Additive rules: within a chunk as a product of matrices, from chunk to chunk by the state."""
     import jax.numpy as jnp
     from jax import lax
 
-    B, T, H, D = case.shape.B, case.shape.T, case.shape.H, case.shape.D
+    B, T, H, D = case.shape
     q, k, v = given["q"] * (1.0 if case.rule.normalizes else D**-0.5), given["k"], given["v"]
 
     def cut(a: Array) -> Array:
@@ -136,12 +139,12 @@ def chunk(memory: Array, tensors: list[Array]) -> tuple[Array, Array]:
     return memory + jnp.einsum("bhik,bhiv->bhkv", k * to_the_end, v), out
 
 
-def tokenwise(case: Case, given: Arrays) -> Arrays:
+def tokenwise(case: LinearAttentionCase, given: Arrays) -> Arrays:
     """Any rule, one token after another."""
     import jax.numpy as jnp
     from jax import lax
 
-    B, H, D = case.shape.B, case.shape.H, case.shape.D
+    B, _, H, D = case.shape
     names = [name for name in ("q", "k", "v", "log_decay", "beta") if name in given]
     over_time = {name: jnp.moveaxis(given[name], 1, 0) for name in names}
     before = given.get("memory", jnp.zeros((B, H, D, D))), given.get("key_sum", jnp.zeros((B, H, D)))
@@ -150,7 +153,7 @@ def tokenwise(case: Case, given: Arrays) -> Arrays:
     return {"out": jnp.moveaxis(out, 0, 1)} | held
 
 
-def token(case: Case, state: tuple[Array, Array], x: Arrays) -> tuple[tuple[Array, Array], Array]:
+def token(case: LinearAttentionCase, state: tuple[Array, Array], x: Arrays) -> tuple[tuple[Array, Array], Array]:
     import jax.numpy as jnp
 
     (memory, key_sum), v = state, x["v"]
@@ -161,8 +164,5 @@ def token(case: Case, state: tuple[Array, Array], x: Arrays) -> tuple[tuple[Arra
         v = (v - jnp.einsum("bhk,bhkv->bhv", x["k"], memory)) * x["beta"][..., None]
     memory, key_sum = memory + x["k"][..., :, None] * v[..., None, :], key_sum + x["k"]
     read = jnp.einsum("bhk,bhkv->bhv", x["q"], memory)
-    divisor = (x["q"] * key_sum).sum(-1, keepdims=True) if case.rule.normalizes else case.shape.D**0.5
+    divisor = (x["q"] * key_sum).sum(-1, keepdims=True) if case.rule.normalizes else case.shape[3] ** 0.5
     return (memory, key_sum), read / divisor
-
-
-PEER = Jax()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebracket.bench.cases import Case, Inputs
-from rebracket.bench.entrant import Attempt, Entrant, require, require_installed
-from rebracket.bench.truth import Results
+from rebracket.bench.case import Implementation, Prepared, Results, require, require_installed
+from rebracket.bench.cases.base import AttentionInputs
+from rebracket.bench.cases.linear_attention import LinearAttentionCase
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -22,12 +22,13 @@ GET = "pip install onnxruntime onnx"
 
 
 @final
-class OnnxRuntime(Entrant):
+class OnnxRuntime(Implementation):
     """One node, and for the normalizer the running sum of the keys beside it."""
 
+    operator = LinearAttentionCase
     name = "onnxruntime"
 
-    def prepare(self, case: Case, x: Inputs, threads: int) -> Attempt:
+    def prepare(self, case: LinearAttentionCase, x: AttentionInputs, threads: int) -> Prepared:
         require_installed("onnxruntime", GET)
         require_installed("onnx", GET)
         require(case.mode != "train", "forward only")
@@ -36,9 +37,9 @@ class OnnxRuntime(Entrant):
         return bound(case, model(case, given), given, threads)
 
 
-def feed(case: Case, x: Inputs) -> dict[str, np.ndarray]:
+def feed(case: LinearAttentionCase, x: AttentionInputs) -> dict[str, np.ndarray]:
     """The inputs of the graph: heads and channels are one axis, states are not."""
-    B, T, H, D = case.shape.B, case.shape.T, case.shape.H, case.shape.D
+    B, T, H, D = case.shape
     memory = torch.zeros(B, H, D, D) if x.state is None else x.state.memory
     key_sum = None if x.state is None or x.state.key_sum is None else x.state.key_sum.reshape(B, 1, H * D)
     tokens = {"q": x.q, "k": x.k, "v": x.v, "decay": x.log_decay, "beta": x.beta}
@@ -46,7 +47,7 @@ def feed(case: Case, x: Inputs) -> dict[str, np.ndarray]:
     return {name: t.numpy() for name, t in (named | {"memory": memory, "key_sum": key_sum}).items() if t is not None}
 
 
-def model(case: Case, given: Mapping[str, np.ndarray]) -> ModelProto:
+def model(case: LinearAttentionCase, given: Mapping[str, np.ndarray]) -> ModelProto:
     from onnx import TensorProto, helper
 
     outs = ["out", "memory_out", *(["key_sum_out"] if "key_sum" in given else [])]
@@ -61,7 +62,7 @@ def model(case: Case, given: Mapping[str, np.ndarray]) -> ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR)
 
 
-def attention(case: Case, given: Mapping[str, np.ndarray]) -> NodeProto:
+def attention(case: LinearAttentionCase, given: Mapping[str, np.ndarray]) -> NodeProto:
     from onnx import helper
 
     rule = case.rule
@@ -73,9 +74,9 @@ def attention(case: Case, given: Mapping[str, np.ndarray]) -> NodeProto:
         ["sums" if rule.normalizes else "out", "memory_out"],
         domain=DOMAIN,
         update_rule=update[rule.decay != "none", rule.erases],
-        q_num_heads=case.shape.H,
-        kv_num_heads=case.shape.H,
-        scale=1.0 if rule.normalizes else case.shape.D**-0.5,
+        q_num_heads=case.shape[2],
+        kv_num_heads=case.shape[2],
+        scale=1.0 if rule.normalizes else case.shape[3] ** -0.5,
     )
 
 
@@ -95,17 +96,17 @@ def normalizer(given: Mapping[str, np.ndarray]) -> list[NodeProto]:
     return [helper.make_node(kind, inputs, [output]) for kind, inputs, output in nodes]
 
 
-def constants(case: Case) -> list[Any]:
+def constants(case: LinearAttentionCase) -> list[Any]:
     from onnx import TensorProto, helper
 
-    B, T, H, D = case.shape.B, case.shape.T, case.shape.H, case.shape.D
+    B, T, H, D = case.shape
     values = {"last": [-1], "split": [B, T, H, D], "joined": [B, T, H * D]} if case.rule.normalizes else {}
     values |= {"time": 1} if case.rule.normalizes and case.mode != "decode" else {}
     made = {name: np.array(value, np.int64) for name, value in values.items()}
     return [helper.make_tensor(name, TensorProto.INT64, a.shape, a.ravel()) for name, a in made.items()]
 
 
-def bound(case: Case, model: ModelProto, given: Mapping[str, np.ndarray], threads: int) -> Attempt:
+def bound(case: LinearAttentionCase, model: ModelProto, given: Mapping[str, np.ndarray], threads: int) -> Prepared:
     """The graph with its inputs where it reads them, so that a call is nothing but the run."""
     import onnxruntime
 
@@ -124,17 +125,14 @@ def bound(case: Case, model: ModelProto, given: Mapping[str, np.ndarray], thread
         session.run_with_iobinding(binding)
         return held  # the inputs live as long as the call
 
-    return Attempt(run, lambda _: results(case, dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))))
+    return Prepared(run, lambda _: results(case, dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))))
 
 
-def results(case: Case, made: Mapping[str, np.ndarray]) -> Results:
-    B, T, H, D = case.shape.B, case.shape.T, case.shape.H, case.shape.D
+def results(case: LinearAttentionCase, made: Mapping[str, np.ndarray]) -> Results:
+    B, T, H, D = case.shape
     found: dict[str, Tensor] = {"out": torch.from_numpy(made["out"]).view(B, T, H, D)}
     if case.mode == "decode":
         found["state.memory"] = torch.from_numpy(made["memory_out"])
     if "key_sum_out" in made:
         found["state.key_sum"] = torch.from_numpy(made["key_sum_out"]).view(B, H, D)
     return found
-
-
-PEER = OnnxRuntime()

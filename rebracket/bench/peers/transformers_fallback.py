@@ -12,9 +12,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from rebracket.bench.cases import Case, Inputs
-from rebracket.bench.entrant import Attempt, Entrant, require, require_installed
-from rebracket.bench.torch_call import attempt, decoding
+from rebracket.bench.case import Implementation, Prepared, require, require_installed
+from rebracket.bench.cases.base import AttentionInputs, prepare_sequence, prepare_token
+from rebracket.bench.cases.linear_attention import LinearAttentionCase
 from rebracket.ops.state import State
 
 Function = Callable[..., tuple[Tensor, Any]]
@@ -30,21 +30,22 @@ FUNCTIONS = {
 
 
 @final
-class Transformers(Entrant):
+class Transformers(Implementation):
     """What Qwen3-Next and Kimi Linear run where no other kernels are installed."""
 
+    operator = LinearAttentionCase
     name = "transformers"
 
-    def prepare(self, case: Case, x: Inputs, threads: int) -> Attempt:
+    def prepare(self, case: LinearAttentionCase, x: AttentionInputs, threads: int) -> Prepared:
         require_installed("transformers", "pip install transformers")
-        require(case.rule.name in FUNCTIONS, "no model of it has this rule")
-        module, over_sequence, one_token = FUNCTIONS[case.rule.name]
+        require(case.name in FUNCTIONS, "no model of it has this rule")
+        module, over_sequence, one_token = FUNCTIONS[case.name]
         function = inspect.unwrap(getattr(quietly_imported(module), one_token if x.state else over_sequence))
         if x.state is not None:
-            return decoding(partial(decode, function, x, x.state))
-        return attempt(case, x, partial(attend, function))
+            return prepare_token(partial(decode, function, x, x.state))
+        return prepare_sequence(case, x, partial(attend, function))
 
-    def growth(self, case: Case) -> float:
+    def growth(self, case: LinearAttentionCase) -> float:
         return 2.0 if case.mode == "train" else 1.0  # the gradient of every chunk has the size of all
 
 
@@ -56,18 +57,15 @@ def quietly_imported(module: str) -> Any:  # noqa: ANN401
     return importlib.import_module(module)
 
 
-def decay(x: Inputs) -> Tensor:
+def decay(x: AttentionInputs) -> Tensor:
     assert x.beta is not None
     return torch.zeros_like(x.beta) if x.log_decay is None else x.log_decay
 
 
-def attend(function: Function, x: Inputs) -> Tensor:
+def attend(function: Function, x: AttentionInputs) -> Tensor:
     return function(x.q, x.k, x.v, g=decay(x), beta=x.beta, initial_state=None, output_final_state=False)[0]
 
 
-def decode(function: Function, x: Inputs, state: State) -> tuple[Tensor, State]:
+def decode(function: Function, x: AttentionInputs, state: State) -> tuple[Tensor, State]:
     out, memory = function(x.q, x.k, x.v, g=decay(x), beta=x.beta, initial_state=state.memory, output_final_state=True)
     return out, State(memory)
-
-
-PEER = Transformers()

@@ -1,7 +1,8 @@
-"""A claim, the measurements that could refute it, and what they amount to."""
+"""What an experiment is: a question, a claim, a grid of measurements and a verdict on them."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Size = Literal["tiny", "quick", "full"]
-"""How large a grid: for tests, for a minute or so, for a laptop left alone."""
-Cell = Mapping[str, int | float | str]
+"""How large a grid is: for tests, for about a minute, for hours."""
+Value = int | float | str
+Cell = Mapping[str, Value]
 """The parameters of one measurement, the seed among them."""
 SEEDS: Mapping[Size, int] = {"tiny": 1, "quick": 2, "full": 10}
 
@@ -23,12 +25,12 @@ SEEDS: Mapping[Size, int] = {"tiny": 1, "quick": 2, "full": 10}
 @final
 @dataclass(frozen=True)
 class Result:
-    """What one cell gave.
+    """What was measured in one cell.
 
     Args:
         cell: its parameters.
         numbers: what was measured, by name.
-        seconds: that it took.
+        seconds: how long it took.
 
     Example:
         >>> Result({"n": 3, "seed": 0}, {"error": 0.5}, 0.1)["error"]
@@ -48,7 +50,7 @@ class Experiment(ABC):
 
     Args:
         question: what is asked, a sentence.
-        claim: the answer that theory or a paper gives, with its formula and where it is from.
+        claim: the answer that theory or a paper gives, with its formula and source.
         seeds: how many each size takes by default.
 
     Example:
@@ -64,16 +66,16 @@ class Experiment(ABC):
 
     @property
     def name(self) -> str:
-        """That of the file."""
+        """The name of its file."""
         return type(self).__module__.rpartition(".")[2]
 
     @abstractmethod
     def grid(self, size: Size) -> Sequence[Cell]:
-        """The points at which to measure, without seeds."""
+        """The cells to measure, without seeds."""
 
     @abstractmethod
     def measure(self, cell: Cell) -> Mapping[str, float]:
-        """The numbers of one cell: a function of the cell alone, run in a process of its own on one thread."""
+        """The numbers of one cell: a function of the cell alone, run on one thread in a process of its own."""
 
     @abstractmethod
     def verdict(self, results: Sequence[Result]) -> Verdict:
@@ -81,29 +83,41 @@ class Experiment(ABC):
 
     @abstractmethod
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
-        """The means over seeds against the formula."""
+        """Draws the means over seeds against the formula."""
 
     @final
     def cells(self, size: Size, seeds: int | None = None) -> list[Cell]:
-        """Every point of the grid with every seed, the seeds last, so that a run cut short holds whole grids.
+        """The whole grid for each seed in turn, so that an interrupted run holds whole grids.
 
         Args:
             size: of the grid.
             seeds: how many, >= 1; by default as many as suit the size.
         """
-        return [{**point, "seed": seed} for seed in range(seeds or self.seeds[size]) for point in self.grid(size)]
+        return [{**cell, "seed": seed} for seed in range(seeds or self.seeds[size]) for cell in self.grid(size)]
+
+
+def points(axes: Mapping[str, Sequence[Value]]) -> list[Cell]:
+    """Every combination of the values of some parameters, the last one varying fastest.
+
+    Example:
+        >>> points({"K": [3, 4], "n": [5]})
+        [{'K': 3, 'n': 5}, {'K': 4, 'n': 5}]
+    """
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def select(results: Sequence[Result], name: str, value: Value) -> list[Result]:
+    """The results whose cells have this value of a parameter."""
+    return [r for r in results if r.cell.get(name) == value]
+
+
+def values_of(results: Sequence[Result], name: str) -> list[str]:
+    """The different values of a parameter, in the order in which they come."""
+    return list(dict.fromkeys(str(r.cell[name]) for r in results))
 
 
 def mean_over_seeds(results: Sequence[Result]) -> list[Result]:
-    """One result for each point, its numbers the means over seeds and its seconds the sum.
-
-    Args:
-        results: of cells that hold a seed.
-
-    Returns:
-        As many results as there are points, in the order of their first seeds.
-
-    Cost: one pass.
+    """One result for each cell without its seed: numbers are means over seeds, seconds the sum.
 
     Example:
         >>> mean_over_seeds([Result({"n": 3, "seed": seed}, {"error": 1.0 + seed}, 0.5) for seed in range(2)])
@@ -115,14 +129,6 @@ def mean_over_seeds(results: Sequence[Result]) -> list[Result]:
 def spread_over_seeds(results: Sequence[Result]) -> list[Result]:
     """As `mean_over_seeds`, but standard deviations; 0 where there is one seed.
 
-    Args:
-        results: of cells that hold a seed.
-
-    Returns:
-        As many results as there are points, in the order of their first seeds.
-
-    Cost: one pass.
-
     Example:
         >>> spread_over_seeds([Result({"n": 3, "seed": seed}, {"error": 2.0 * seed}, 0.5) for seed in range(3)])
         [Result(cell={'n': 3}, numbers={'error': 2.0}, seconds=1.5)]
@@ -130,16 +136,15 @@ def spread_over_seeds(results: Sequence[Result]) -> list[Result]:
     return over_seeds(results, lambda numbers: statistics.stdev(numbers) if len(numbers) > 1 else 0.0)
 
 
-def over_seeds(results: Sequence[Result], of: Callable[[Sequence[float]], float]) -> list[Result]:
-    """One result for each point, its numbers what `of` makes of those of its seeds."""
-    found: dict[tuple[tuple[str, int | float | str], ...], list[Result]] = {}
+def over_seeds(results: Sequence[Result], statistic: Callable[[Sequence[float]], float]) -> list[Result]:
+    groups: dict[tuple[tuple[str, Value], ...], list[Result]] = {}
     for result in results:
-        found.setdefault(tuple((k, x) for k, x in result.cell.items() if k != "seed"), []).append(result)
+        groups.setdefault(tuple((k, x) for k, x in result.cell.items() if k != "seed"), []).append(result)
     return [
         Result(
-            dict(point),
-            {name: of([one[name] for one in group]) for name in group[0].numbers},
-            sum(one.seconds for one in group),
+            dict(cell),
+            {name: statistic([r[name] for r in group]) for name in group[0].numbers},
+            sum(r.seconds for r in group),
         )
-        for point, group in found.items()
+        for cell, group in groups.items()
     ]

@@ -1,4 +1,4 @@
-"""Multi-query associative recall: pairs of tokens, and later the question what stood beside one of them."""
+"""Multi-query associative recall: pairs of tokens, after which the value of each key is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from rebracket.lab.base.learning import UNLABELLED, Examples
 
 
-def associations(
+def multi_query_recall(
     draw: torch.Generator, rows: int, tokens: int, pairs: int, vocabulary: int, power: float = 0.01
 ) -> Examples:
     """Sequences of key/value pairs after which every key comes once more, at some distance, and its value is asked.
@@ -18,11 +18,11 @@ def associations(
     j-th key in its first place, where its value is the label. All places left hold any token of the vocabulary.
 
     Args:
-        draw: where everything is drawn from.
+        draw: the random generator.
         rows: sequences, B >= 1.
         tokens: of a sequence, T, even, >= 4 pairs.
         pairs: n >= 1.
-        vocabulary: tokens there are, V; keys are in [1, V // 2), values in [V // 2, V), none twice in a sequence.
+        vocabulary: its size V; keys are in [1, V // 2), values in [V // 2, V), none twice in a sequence.
         power: a in (0, 1]: 1 draws every slot alike, near 0 the i-th in proportion to 1 / i.
 
     Returns:
@@ -31,21 +31,22 @@ def associations(
     Raises:
         ValueError: If tokens is odd or below 4 pairs, or the vocabulary has fewer keys than pairs.
 
-    Cost: B (V + T) random numbers and their partial sorting.
-
     Source: Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models".
 
     Example:
-        >>> found = associations(torch.Generator().manual_seed(0), 3, 16, 2, 11)
+        >>> found = multi_query_recall(torch.Generator().manual_seed(0), 3, 16, 2, 11)
         >>> found.tokens.shape, int((found.labels != UNLABELLED).sum())
         (torch.Size([3, 16]), 6)
     """
-    refuse_unfit(tokens, pairs, vocabulary)
     half = vocabulary // 2
+    if tokens % 2 or tokens < 4 * pairs:
+        raise ValueError(f"tokens must be even and at least 4 pairs = {4 * pairs}, got {tokens}")
+    if not 1 <= pairs < half:
+        raise ValueError(f"pairs must be in [1, vocabulary // 2 = {half}), got {pairs}")
     keys = 1 + distinct(draw, torch.ones(rows, half - 1), pairs)
     values = half + distinct(draw, torch.ones(rows, vocabulary - half), pairs)
-    places = torch.arange(1, (tokens - 2 * pairs) // 2 + 1, dtype=torch.float32)
-    asked = 2 * pairs + 2 * distinct(draw, (power * places ** (power - 1)).expand(rows, -1), pairs)
+    slots = torch.arange(1, (tokens - 2 * pairs) // 2 + 1, dtype=torch.float32)
+    asked = 2 * pairs + 2 * distinct(draw, (power * slots ** (power - 1)).expand(rows, -1), pairs)
     text = torch.randint(vocabulary, (rows, tokens), generator=draw)
     text[:, : 2 * pairs] = torch.stack([keys, values], -1).flatten(1)
     labels = torch.full_like(text, UNLABELLED).scatter(1, asked, values)
@@ -53,13 +54,5 @@ def associations(
 
 
 def distinct(draw: torch.Generator, weights: Tensor, count: int) -> Tensor:
-    """Places [B,count] drawn one after the other by their weights [B,n], none twice in a row."""
+    """Indices [B,count] drawn one after the other by their weights [B,n], none twice in a row."""
     return torch.multinomial(weights, count, generator=draw)
-
-
-def refuse_unfit(tokens: int, pairs: int, vocabulary: int) -> None:
-    """Raises unless the keys suffice for the pairs, and the slots for the questions."""
-    if tokens % 2 or tokens < 4 * pairs:
-        raise ValueError(f"tokens must be even and at least 4 pairs = {4 * pairs}, got {tokens}")
-    if not 1 <= pairs < vocabulary // 2:
-        raise ValueError(f"pairs must be in [1, vocabulary // 2 = {vocabulary // 2}), got {pairs}")

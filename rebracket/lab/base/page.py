@@ -1,22 +1,26 @@
-"""One page with every curve, table and verdict, and nothing beside it."""
+"""The report: one HTML page with every verdict, curve and table."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import final
+
+from jinja2 import Environment
 
 from rebracket.base.files import replacing
 from rebracket.lab.base.experiment import Experiment, Result, mean_over_seeds, spread_over_seeds
 from rebracket.lab.base.record import Record
 from rebracket.lab.base.verdict import Verdict
 
-TITLE = "Rebracket: the lab"
-STYLE = """\
+PAGE = """\
+<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Rebracket: the lab</title>
+<style>
 :root { color-scheme: light dark; --line: #d5d9de; --soft: #5b6570; --held: #176b2c; --refuted: #b3151d }
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2.5rem auto; padding: 0 1.25rem;
   color: #1f2328; background: #fff; overflow-wrap: break-word }
@@ -36,6 +40,45 @@ td, th { padding: 3px 10px; text-align: right; border-bottom: 1px solid var(--li
   body { max-width: none; margin: 0 } figure, tr { break-inside: avoid } h2, .question { break-after: avoid }
   .wide { max-height: none; overflow: visible } .wide table { font-size: 8px } .wide td, .wide th { padding: 1px 4px }
   details::details-content { content-visibility: visible; block-size: auto } }
+</style>
+<h1>Rebracket: the lab</h1>
+<p class="lead">Claims about linear attention, each beside the measurement that could have refuted it.</p>
+<div class="summary"><table>
+<thead><tr><th>experiment</th><th>question</th><th>claim</th><th>size</th></tr></thead>
+<tbody>
+{% for x in findings %}
+<tr class="{{ x.word }}"><td><a href="#{{ x.anchor }}">{{ x.experiment.name }}</a></td><td>{{ x.experiment.question }}\
+</td><td><b>{{ x.word | capitalize }}</b></td><td>{{ x.record.size }}</td></tr>
+{% endfor %}
+</tbody></table></div>
+{% for x in findings %}
+<section id="{{ x.anchor }}"><h2>{{ x.experiment.name }}</h2>
+<p class="question">{{ x.experiment.question }}</p>
+<p><em>Claim.</em> {{ x.experiment.claim }}</p>
+{% if x.verdict %}
+<p class="{{ x.word }}"><b>{{ x.word | capitalize }}:</b></p>
+<ul class="checks {{ x.word }}">
+{% for check in x.checks %}
+<li>{% if check.startswith("REFUTED") %}<b>{{ check }}</b>{% else %}{{ check }}{% endif %}</li>
+{% endfor %}
+</ul>
+<figure><img alt="{{ x.experiment.name }}: measured and expected" src="data:image/svg+xml;base64,{{ x.image }}">
+</figure>
+<details><summary>All {{ x.means | length }} points, means over seeds and, after ±, their standard deviations</summary>
+<div class="wide"><table><thead>
+<tr>{% for name in x.columns %}<th>{{ name }}</th>{% endfor %}</tr>
+</thead><tbody>
+{% for row in x.rows() %}
+<tr>{% for text in row %}<td>{{ text }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div></details>
+{% else %}
+<p class="unfinished"><b>Unfinished:</b> {{ x.record.results | length }} of {{ x.record.asked }} cells are measured.</p>
+{% endif %}
+<footer>{{ x.record.size }}, {{ x.record.results | length }} cells, {{ "{:,.0f}".format(x.seconds) }} s \
+on {{ x.record.machine }}</footer></section>
+{% endfor %}
+</html>
 """
 
 
@@ -58,9 +101,31 @@ class Finding:
     def word(self) -> str:
         return "unfinished" if self.verdict is None else "held" if self.verdict.passed else "refuted"
 
+    @property
+    def checks(self) -> list[str]:
+        return self.verdict.sentence.removesuffix(".").split("; ") if self.verdict else []
+
+    @property
+    def image(self) -> str:
+        return base64.b64encode(self.curve).decode()
+
+    @property
+    def seconds(self) -> float:
+        return sum(result.seconds for result in self.record.results)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for mean in self.means for name in {**mean.cell, **mean.numbers}))
+
+    def rows(self) -> Iterator[list[str]]:
+        """The table, a row for each point; a column is empty where a point has no such number."""
+        for mean, spread in zip(self.means, spread_over_seeds(self.record.results), strict=True):
+            numbers = {k: f"{x:.4g} ± {spread[k]:.2g}" if spread[k] else f"{x:.4g}" for k, x in mean.numbers.items()}
+            yield [str({**mean.cell, **numbers}.get(name, "")) for name in self.columns]
+
 
 def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
-    """Writes the page, which holds everything itself, and beside it every curve as NAME-SIZE.svg.
+    """Writes the page, which loads nothing, and beside it every curve as NAME-SIZE.svg.
 
     Args:
         path: of the HTML file.
@@ -70,16 +135,9 @@ def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
         ValueError: If matplotlib is not installed.
     """
     findings = [judged(experiment, record) for experiment, record in found]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{TITLE}</title><style>{STYLE}</style>"
-    )
-    lead = '<p class="lead">Claims about linear attention, each beside the measurement that could have refuted it.</p>'
-    body = "\n".join([summary(findings), *map(section, findings)])
+    template = Environment(autoescape=True, trim_blocks=True).from_string(PAGE)
     with replacing(path) as beside:
-        beside.write_text(
-            f'<!doctype html>\n<html lang="en">{head}\n<h1>{TITLE}</h1>\n{lead}\n{body}\n</html>\n', encoding="utf-8"
-        )
+        beside.write_text(template.render(findings=findings), encoding="utf-8")
     for finding in (x for x in findings if x.curve):
         with replacing(path.with_name(f"{finding.anchor}.svg")) as beside:
             beside.write_bytes(finding.curve)
@@ -90,52 +148,6 @@ def judged(experiment: Experiment, record: Record) -> Finding:
     if len(record.results) < record.asked:
         return Finding(experiment, record, means, None, b"")
     return Finding(experiment, record, means, experiment.verdict(means), svg(experiment, means))
-
-
-def summary(findings: Sequence[Finding]) -> str:
-    """A row for each experiment, with a link to its section."""
-    rows = "".join(
-        f'<tr class="{x.word}"><td><a href="#{x.anchor}">{escape(x.experiment.name)}</a></td>'
-        f"<td>{escape(x.experiment.question)}</td><td><b>{x.word.capitalize()}</b></td><td>{x.record.size}</td></tr>\n"
-        for x in findings
-    )
-    head = row("th", ["experiment", "question", "claim", "size"])
-    return f'<div class="summary"><table><thead>{head}</thead><tbody>\n{rows}</tbody></table></div>'
-
-
-def section(found: Finding) -> str:
-    """One experiment: question, claim, verdict, curve, table, and where it ran."""
-    experiment, record = found.experiment, found.record
-    head = f'<section id="{found.anchor}"><h2>{escape(experiment.name)}</h2>\n'
-    asked = (
-        f'<p class="question">{escape(experiment.question)}</p>\n<p><em>Claim.</em> {escape(experiment.claim)}</p>\n'
-    )
-    foot = f"<footer>{record.size}, {len(record.results)} cells, {seconds(record)} on {escape(record.machine)}</footer>"
-    return f"{head}{asked}{shown(found)}{foot}</section>"
-
-
-def shown(found: Finding) -> str:
-    """Verdict, curve and table, or how far the measuring has come."""
-    if found.verdict is None:
-        done = f"{len(found.record.results)} of {found.record.asked} cells are measured"
-        return f'<p class="unfinished"><b>Unfinished:</b> {done}.</p>\n'
-    said = f'<p class="{found.word}"><b>{found.word.capitalize()}:</b></p>{checks(found.verdict, found.word)}\n'
-    what = f"All {len(found.means)} points, means over seeds and, after ±, their standard deviations"
-    points = f"<details><summary>{what}</summary>{table(found)}</details>"
-    return f"{said}<figure>{picture(found)}</figure>\n{points}\n"
-
-
-def checks(verdict: Verdict, word: str) -> str:
-    """The sentence as a list, what was refuted in bold."""
-    parts = [escape(part) for part in verdict.sentence.removesuffix(".").split("; ")]
-    items = "".join(f"<li>{f'<b>{part}</b>' if part.startswith('REFUTED') else part}</li>" for part in parts)
-    return f'<ul class="checks {word}">{items}</ul>'
-
-
-def picture(found: Finding) -> str:
-    """The curve as an image that the page holds itself."""
-    data = base64.b64encode(found.curve).decode()
-    return f'<img alt="{escape(found.experiment.name)}: measured and expected" src="data:image/svg+xml;base64,{data}">'
 
 
 def svg(experiment: Experiment, means: Sequence[Result]) -> bytes:
@@ -151,25 +163,3 @@ def svg(experiment: Experiment, means: Sequence[Result]) -> bytes:
         experiment.draw(means, figure)
         FigureCanvasSVG(figure).print_svg(drawn, metadata={"Date": None})
     return drawn.getvalue()
-
-
-def table(found: Finding) -> str:
-    """A row for each point; a column is empty where a point has no such number."""
-    columns = list(dict.fromkeys(name for mean in found.means for name in {**mean.cell, **mean.numbers}))
-    pairs = zip(found.means, spread_over_seeds(found.record.results), strict=True)
-    body = "".join(row("td", cells(mean, spread, columns)) for mean, spread in pairs)
-    return f'<div class="wide"><table><thead>{row("th", columns)}</thead><tbody>{body}</tbody></table></div>'
-
-
-def cells(mean: Result, spread: Result, columns: Sequence[str]) -> list[str]:
-    numbers = {k: f"{x:.4g} ± {spread[k]:.2g}" if spread[k] else f"{x:.4g}" for k, x in mean.numbers.items()}
-    shown = {**{k: str(x) for k, x in mean.cell.items()}, **numbers}
-    return [shown.get(column, "") for column in columns]
-
-
-def row(tag: str, texts: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
-
-
-def seconds(record: Record) -> str:
-    return f"{sum(result.seconds for result in record.results):,.0f} s"

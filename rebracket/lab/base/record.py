@@ -1,12 +1,15 @@
-"""The file of an experiment's results: valid after every cell, and only of the code that measured them."""
+"""The file of an experiment's results: valid after every cell, and only for the code that measured them."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -18,13 +21,14 @@ from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
 KIND = "rebracket lab"
 FORMAT = 1
 PACKAGE = Path(rebracket.__file__).parent
-CODE = {".py", ".cpp", ".h"}
+# Quotes may hold what looks like a comment, so they are matched first and kept.
+QUOTE_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\')|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 @final
 @dataclass(frozen=True)
 class Record:
-    """What a file holds.
+    """What a file of results holds.
 
     Args:
         experiment: its name.
@@ -33,7 +37,7 @@ class Record:
         asked: cells that the last run was asked for.
         machine: where it ran.
         versions: of torch and others.
-        results: in the order in which they came.
+        results: in the order in which they were measured.
     """
 
     experiment: str
@@ -45,19 +49,21 @@ class Record:
     results: tuple[Result, ...]
 
     def __post_init__(self) -> None:
-        if len({key(result.cell) for result in self.results}) < len(self.results):
+        if len(self.by_cell()) < len(self.results):
             raise ValueError("a cell is there twice")
 
+    def by_cell(self) -> dict[str, Result]:
+        return {key(result.cell): result for result in self.results}
+
     def holds(self, cell: Cell) -> bool:
-        """Whether a cell has been measured."""
-        return key(cell) in {key(result.cell) for result in self.results}
+        return key(cell) in self.by_cell()
 
     def adding(self, result: Result) -> Record:
         return replace(self, results=(*self.results, result))
 
-    def of(self, cells: Sequence[Cell]) -> list[Result]:
-        """The results of some cells, in their order, as far as they are there."""
-        found = {key(result.cell): result for result in self.results}
+    def results_of(self, cells: Sequence[Cell]) -> list[Result]:
+        """The results of some cells, in their order, as far as they have been measured."""
+        found = self.by_cell()
         return [found[key(cell)] for cell in cells if key(cell) in found]
 
 
@@ -69,8 +75,8 @@ def path_of(folder: Path, experiment: str, size: Size) -> Path:
     return folder / f"{experiment}.{size}.json"
 
 
-def begin(path: Path, experiment: Experiment, size: Size, cells: Sequence[Cell]) -> Record:
-    """The record to go on with: that of the file where the same code wrote it, else an empty one."""
+def resume(path: Path, experiment: Experiment, size: Size, cells: Sequence[Cell]) -> Record:
+    """The record to continue with: the file's where the same code wrote it, else an empty one."""
     fresh = Record(experiment.name, size, digest(experiment), len(cells), machine(), versions(), ())
     before = read(path) if path.exists() else fresh
     return replace(fresh, results=before.results) if before.code == fresh.code else fresh
@@ -91,24 +97,46 @@ def read(path: Path) -> Record:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: expected the results of an experiment, found something damaged or foreign "
-            f"({type(error).__name__}: {error}); remove it to measure anew"
+            f"({type(error).__name__}: {error}); remove it to measure again"
         ) from error
 
 
 def write(path: Path, record: Record) -> None:
-    """Writes a record beside its place and renames it."""
+    """Writes a record, replacing the file whole."""
     with replacing(path) as beside:
         beside.write_text(json.dumps({"kind": KIND, "format": FORMAT, **asdict(record)}, indent=1), encoding="utf-8")
 
 
 def digest(experiment: Experiment) -> str:
-    """What the numbers of an experiment depend on: the package's sources, but for commands and other experiments."""
+    """A digest of what an experiment's numbers depend on: its file, and the library without commands and experiments.
+
+    Words do not count: comments, docstrings, layout, an experiment's question and claim.
+    """
     found = hashlib.sha256()
     for path in (Path(inspect.getfile(type(experiment))), *library()):
-        found.update(path.name.encode() + path.read_bytes())
+        text = path.read_text(encoding="utf-8")
+        code = python_code(text) if path.suffix == ".py" else " ".join(QUOTE_OR_COMMENT.sub(r"\1", text).split())
+        found.update(f"{path.name}\n{code}\n".encode())
     return found.hexdigest()[:16]
 
 
 def library() -> Iterator[Path]:
     apart = (PACKAGE / "lab", PACKAGE / "cli")
-    return (path for path in sorted(PACKAGE.rglob("*")) if path.suffix in CODE and path.parent not in apart)
+    return (x for x in sorted(PACKAGE.rglob("*")) if x.suffix in {".py", ".cpp", ".h"} and x.parent not in apart)
+
+
+@cache  # one run hashes the library once for each experiment
+def python_code(text: str) -> str:
+    """Python source without what does not change what it does."""
+    return ast.unparse(Wordless().visit(ast.parse(text)))
+
+
+@final
+class Wordless(ast.NodeTransformer):
+    """Takes docstrings and the texts of experiments out of a syntax tree."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        return None if [ast.unparse(target) for target in node.targets] in (["question"], ["claim"]) else node

@@ -1,4 +1,4 @@
-"""Runs the cells of experiments in processes, and keeps each result as soon as it is there."""
+"""Runs the cells of experiments in processes and stores each result as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -12,35 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
+from rebracket.base.checks import whole
 from rebracket.bench.clock import threads
 from rebracket.lab.base.cluster import on_ray
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
-from rebracket.lab.base.record import begin, path_of, write
+from rebracket.lab.base.record import path_of, resume, write
 from rebracket.train.interrupt import Interrupt
 
-
-@final
-@dataclass(frozen=True)
-class Order:
-    """What to run and where to keep it.
-
-    Args:
-        size: of the grids.
-        folder: of the files of results; made if it is not there.
-        seeds: how many, >= 1; by default as many as suit the size.
-        workers: processes, >= 1; 1 measures in this one; "ray" measures on a Ray cluster. The numbers do not depend on
-            it.
-    """
-
-    size: Size
-    folder: Path
-    seeds: int | None = None
-    workers: int | Literal["ray"] = 1
-
-    def __post_init__(self) -> None:
-        for name, value in (("seeds", self.seeds), ("workers", self.workers)):
-            if value not in (None, "ray") and int(value) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+Workers = int | Literal["ray"]
 
 
 @final
@@ -55,70 +34,75 @@ class Job:
 @final
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: the job just done, how many are, how many there were to do, and for how long still."""
+    """The job that has just finished, how many have, and how many there are in this run."""
 
     job: Job
     done: int
     total: int
-    seconds_left: float
 
 
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """The results of an experiment's cells that are there, in the order of the grid, and how many were asked for."""
+    """The results of an experiment that have been measured, in the order of its grid, and how many were asked for."""
 
     experiment: Experiment
     results: Sequence[Result]
     asked: int
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.results) == self.asked
 
 
-def run(experiments: Sequence[Experiment], order: Order, tell: Callable[[Progress], None]) -> list[Outcome]:
-    """Measures every cell that is not in the files already.
+def run(
+    experiments: Sequence[Experiment],
+    size: Size,
+    folder: Path,
+    tell: Callable[[Progress], None],
+    *,
+    seeds: int | None = None,
+    workers: Workers = 1,
+) -> list[Outcome]:
+    """Measures every cell that the files do not hold yet.
 
-    Ctrl-C ends the run after the cells that are being measured; what was measured before is kept, and another run
-    goes on from there.
+    Ctrl-C ends the run after the cells that are being measured; what was measured is kept, and the next run resumes.
 
     Args:
         experiments: what to run.
-        order: how much, and where to keep it.
+        size: of the grids.
+        folder: of the files of results; created if needed.
         tell: called after each cell.
+        seeds: how many, >= 1; by default as many as suit the size.
+        workers: processes, >= 1, where 1 is this one, or "ray" for a Ray cluster; the numbers do not depend on it.
 
     Returns:
         An outcome for each experiment.
 
     Raises:
-        ValueError: If a file of results is damaged, a process was killed, or Ray is asked for and not there.
+        ValueError: If a count is below 1, a file of results is damaged, a process was killed, or Ray is not installed.
     """
-    order.folder.mkdir(parents=True, exist_ok=True)
-    cells = {x: x.cells(order.size, order.seeds) for x in experiments}
-    paths = {x: path_of(order.folder, x.name, order.size) for x in experiments}
-    records = {x: begin(paths[x], x, order.size, cells[x]) for x in experiments}
+    for name, value in (("seeds", seeds), ("workers", workers)):
+        if value not in (None, "ray"):
+            whole(name, value)
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = {x: x.cells(size, seeds) for x in experiments}
+    paths = {x: path_of(folder, x.name, size) for x in experiments}
+    records = {x: resume(paths[x], x, size, cells[x]) for x in experiments}
     jobs = [Job(x, cell) for x in experiments for cell in cells[x] if not records[x].holds(cell)]
-    for progress, result in paced(measured(jobs, order.workers), len(jobs)):
-        x = progress.job.experiment
-        records[x] = records[x].adding(result)
-        write(paths[x], records[x])
-        tell(progress)
-    return [Outcome(x, records[x].of(cells[x]), len(cells[x])) for x in experiments]
-
-
-def paced(found: Iterator[tuple[Job, Result]], total: int) -> Iterator[tuple[Progress, Result]]:
-    """Results with how far the run has come, until somebody asks to stop."""
-    begun = time.monotonic()
     with Interrupt() as interrupt:
-        for done, (job, result) in enumerate(found, 1):
-            yield Progress(job, done, total, (time.monotonic() - begun) / done * (total - done)), result
+        for done, (job, result) in enumerate(measure_all(jobs, workers), 1):
+            x = job.experiment
+            records[x] = records[x].adding(result)
+            write(paths[x], records[x])
+            tell(Progress(job, done, len(jobs)))
             if interrupt.asked:
-                return
+                break
+    return [Outcome(x, records[x].results_of(cells[x]), len(cells[x])) for x in experiments]
 
 
-def measured(jobs: Sequence[Job], workers: int | Literal["ray"]) -> Iterator[tuple[Job, Result]]:
-    """Jobs with their results, as these come."""
+def measure_all(jobs: Sequence[Job], workers: Workers) -> Iterator[tuple[Job, Result]]:
+    """Yields jobs with their results as they finish."""
     if workers == "ray":
         return on_ray(jobs, measure)
     if workers == 1:
@@ -133,19 +117,19 @@ def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Resul
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
-        raise ValueError("a process was killed, for want of memory perhaps; give fewer --workers") from error
+        raise ValueError("a process was killed, perhaps for lack of memory; give fewer --workers") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; only the one that started the others answers."""
+    """Ctrl-C reaches every process of a terminal; only the one that started the others handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def measure(job: Job) -> Result:
-    """One cell on one thread, so that neither time nor rounding depends on what else runs."""
-    begun = time.perf_counter()
+    """Measures one cell on one thread, so that neither time nor rounding depends on what else runs."""
+    started = time.perf_counter()
     with threads(1):
         numbers = job.experiment.measure(job.cell)
-    return Result(job.cell, {name: float(x) for name, x in numbers.items()}, time.perf_counter() - begun)
+    return Result(job.cell, {name: float(x) for name, x in numbers.items()}, time.perf_counter() - started)

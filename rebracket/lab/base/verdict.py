@@ -1,9 +1,9 @@
-"""Whether a claim held, with the numbers that decide and what would have passed."""
+"""Whether a claim held: the numbers that decide and the bounds within which they pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -48,14 +48,14 @@ class Check:
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim held, and a sentence with every number and tolerance.
+    """Whether a claim held, and a sentence with every number and its bounds.
 
     Args:
-        passed: whether.
+        passed: whether it held.
         sentence: what was found.
 
     Example:
-        >>> Verdict.of([Check("error off its formula", 0.021, high=0.05)])
+        >>> Verdict.of(Check("error off its formula", 0.021, high=0.05))
         Verdict(passed=True, sentence='error off its formula 0.021 (at most 0.05).')
     """
 
@@ -63,24 +63,16 @@ class Verdict:
     sentence: str
 
     @classmethod
-    def of(cls, checks: Sequence[Check]) -> Verdict:
-        """The verdict of some checks: all must pass."""
+    def of(cls, *checks: Check) -> Verdict:
+        """The claim holds if all checks pass."""
         return cls(all(check.passed for check in checks), "; ".join(map(str, checks)) + ".")
 
 
-def furthest(pairs: Iterable[tuple[float, float]]) -> float:
-    """The largest relative deviation of a measured number from the expected one beside it.
-
-    Args:
-        pairs: (measured, expected), at least one; expected is not 0.
-
-    Returns:
-        The largest |measured / expected - 1|; NaN if any is.
-
-    Cost: one pass.
+def largest_deviation(pairs: Iterable[tuple[float, float]]) -> float:
+    """The largest |measured / expected - 1| over pairs (measured, expected), at least one; NaN if any is.
 
     Example:
-        >>> round(furthest([(1.02, 1.0), (1.9, 2.0)]), 3)
+        >>> round(largest_deviation([(1.02, 1.0), (1.9, 2.0)]), 3)
         0.05
     """
     deviations = [abs(measured / expected - 1) for measured, expected in pairs]

@@ -2,9 +2,7 @@
 
 from typing import final
 
-from rebracket.nn.decays import Decay
-from rebracket.nn.mixer import MixerSize
-from rebracket.nn.rates import StepDecay
+from rebracket.nn.decays.base import StepDecay
 
 
 @final
@@ -33,8 +31,3 @@ class GatedDeltaNetDecay(StepDecay):
     @property
     def least_rate(self) -> float:
         return 0.0
-
-
-def build(size: MixerSize) -> Decay:
-    """The gate for `size.heads` heads."""
-    return GatedDeltaNetDecay(size.d_model, size.heads)

@@ -5,8 +5,7 @@ from typing import final
 from torch import Tensor
 from torch.nn import functional as F
 
-from rebracket.nn.decays import Decay
-from rebracket.nn.mixer import MixerSize
+from rebracket.nn.decays.base import Decay
 from rebracket.nn.projections import LowRankProjection
 
 RANK = 16
@@ -46,8 +45,3 @@ class GLADecay(Decay):
     def reset_parameters(self) -> None:
         """Draws W1 and W2 again, b = 0."""
         self.gate.reset_parameters()
-
-
-def build(size: MixerSize) -> Decay:
-    """The gate for `size.heads` heads of `size.key_dim` channels."""
-    return GLADecay(size.d_model, size.heads, size.key_dim)

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.nn.decays import Decay
-from rebracket.nn.mixer import MixerSize
+from rebracket.nn.decays.base import Decay, draw_rates, draw_steps
 from rebracket.nn.projections import LowRankProjection
-from rebracket.nn.rates import draw_rates, draw_steps
 
 
 @final
@@ -54,8 +52,3 @@ class KDADecay(Decay):
         self.step.reset_parameters()
         draw_rates(self.A_log, 1.0, 16.0)
         draw_steps(self.dt_bias)
-
-
-def build(size: MixerSize) -> Decay:
-    """The gate for `size.heads` heads of `size.key_dim` channels."""
-    return KDADecay(size.d_model, size.heads, size.key_dim)

@@ -5,8 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.nn.decays import Decay
-from rebracket.nn.mixer import MixerSize
+from rebracket.nn.decays.base import Decay
 
 
 @final
@@ -50,8 +49,3 @@ def slopes(head: Tensor) -> Tensor:
     power = 2 ** (head.shape[0].bit_length() - 1)
     whole, between = 8 * (head + 1) / power, 4 * (2 * (head - power) + 1) / power
     return torch.exp2(-torch.where(head < power, whole, between))
-
-
-def build(size: MixerSize) -> Decay:
-    """Lightning's decays for the block `size.layer` of `size.layers`."""
-    return LightningDecay(size.heads, size.layer, size.layers)

@@ -5,8 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.nn.decays import Decay
-from rebracket.nn.mixer import MixerSize
+from rebracket.nn.decays.base import Decay
 
 
 @final
@@ -33,15 +32,10 @@ class RetNetDecay(Decay):
         self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
-        # Computed anew: a buffer would be rounded when the model is moved to a shorter dtype.
+        # Computed at every call: a buffer would be rounded when the model moves to a shorter dtype.
         dtype = torch.promote_types(x.dtype, torch.float32)
         head = torch.arange(self.heads, dtype=dtype, device=x.device)
         return torch.log1p(-torch.exp2(-5 - head))
 
     def reset_parameters(self) -> None:
         """Nothing to draw."""
-
-
-def build(size: MixerSize) -> Decay:
-    """RetNet's decays for `size.heads` heads."""
-    return RetNetDecay(size.heads)

@@ -1,16 +1,20 @@
 """Named architectures, a few lines each; the file name is the registration.
 
-A file holds `OPTIONS`, the choices of `MixerSize` that the architecture leaves open, and `build(size)`.
+A file holds `build(size, *, ...)`, whose keywords are the options of the architecture: their defaults and what they
+mean stand there, and the parts that are built check their ranges.
 """
 
-from rebracket.base.registry import Registry
-from rebracket.nn.mixer import Mixer, MixerSize
+from collections.abc import Mapping
+from inspect import Parameter
 
-PRESETS = Registry(__name__, "preset", "build")
+from rebracket.base import registry
+from rebracket.nn.mixer import NOTHING, Mixer, MixerSize
+
+PRESETS = registry.Registry(__name__, "preset", "build")
 
 
 def names() -> tuple[str, ...]:
-    """The presets there are.
+    """The names of all presets, sorted.
 
     Example:
         >>> "gated_deltanet" in names()
@@ -19,37 +23,44 @@ def names() -> tuple[str, ...]:
     return PRESETS.names()
 
 
-def make(name: str, size: MixerSize) -> Mixer:
+def options(name: str) -> Mapping[str, Parameter]:
+    """The options of a preset with their defaults.
+
+    Raises:
+        ValueError: If there is no such preset.
+
+    Example:
+        >>> {name: option.default for name, option in options("deltanet").items()}
+        {'beta_max': 1.0, 'convolution': 4, 'feature': 'identity'}
+    """
+    return registry.options(PRESETS.load(name))
+
+
+def make(name: str, size: MixerSize, chosen: Mapping[str, object] = NOTHING) -> Mixer:
     """The layer of that architecture in that size.
 
     Args:
         name: one of `names()`.
-        size: its sizes and choices.
+        size: its sizes.
+        chosen: some of its `options`, by name.
 
     Raises:
-        ValueError: If there is no such preset, or it does not know one of the choices made.
+        ValueError: If there is no such preset or option, or one is out of its range.
 
     Example:
         >>> import torch
-        >>> layer = make("retnet", MixerSize(d_model=8, heads=2, key_heads=2, key_dim=4, value_dim=5))
-        >>> y, cache = layer(torch.randn(1, 6, 8))
+        >>> size = MixerSize(d_model=8, heads=2, key_heads=2, key_dim=4, value_dim=5)
+        >>> y, cache = make("retnet", size, {"rotary_base": 100.0})(torch.randn(1, 6, 8))
         >>> y.shape
         torch.Size([1, 6, 8])
-    """
-    check(name, size)
-    return PRESETS.load(name)(size)
-
-
-def check(name: str, size: MixerSize) -> None:
-    """Raises what `make` would raise for a name or a choice that is unknown.
-
-    Example:
-        >>> check("retnet", MixerSize(d_model=8, heads=2, key_heads=2, key_dim=4, value_dim=5, window=3))
+        >>> make("retnet", size, {"rotary_bass": 100.0})
         Traceback (most recent call last):
         ...
-        ValueError: preset 'retnet' has no choice of window; its choices are: convolution, feature, rotary_base
+        ValueError: preset 'retnet' has no option 'rotary_bass', did you mean 'rotary_base'?; known are convolution, \
+feature, rotary_base
     """
-    known = PRESETS.module(name).OPTIONS
-    unknown = [choice for choice in size.choices() if choice not in known]
-    if unknown:
-        raise ValueError(f"preset {name!r} has no choice of {', '.join(unknown)}; its choices are: {', '.join(known)}")
+    known = options(name)
+    for option in chosen:
+        if option not in known:
+            raise ValueError(f"preset {name!r} has no option {option!r}{registry.nearest(option, sorted(known))}")
+    return PRESETS.load(name)(size, **chosen)

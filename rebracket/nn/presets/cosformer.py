@@ -5,19 +5,23 @@ from rebracket.nn.attention import LinearAttention
 from rebracket.nn.cosine import CosineWeights
 from rebracket.nn.mixer import Mixer, MixerSize
 
-OPTIONS = ("convolution", "feature", "horizon")
 
+def build(size: MixerSize, *, convolution: int | None = None, feature: str = "relu", horizon: int = 4096) -> Mixer:
+    """No decay, additive writes, output divided by the sum of keys.
 
-def build(size: MixerSize) -> Mixer:
-    """No decay, additive writes, output divided by the sum of keys; the weights reach back 4096 tokens.
+    Args:
+        size: its sizes.
+        convolution: width of a short convolution in tokens, >= 1, or None for none.
+        feature: name of the feature map of q and k, a positive one.
+        horizon: distance in tokens at which the weights have fallen to 0, >= 1.
 
     Source: Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention".
     """
-    feature = features.make(size.feature or "relu", size.key_dim)
+    phi = features.make(feature, size.key_dim)
     return LinearAttention(
         size,
-        feature=feature,
-        cosine=CosineWeights(feature.dim_out, size.horizon or 4096),
+        feature=phi,
+        cosine=CosineWeights(phi.dim_out, horizon),
         normalize=True,
-        convolution=size.convolution,
+        convolution=convolution,
     )

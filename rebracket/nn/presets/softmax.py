@@ -4,12 +4,15 @@ from rebracket.nn.mixer import Mixer, MixerSize
 from rebracket.nn.rotary import Rotary
 from rebracket.nn.softmax import SoftmaxAttention
 
-OPTIONS = ("rotary_base", "window")
 
-
-def build(size: MixerSize) -> Mixer:
+def build(size: MixerSize, *, rotary_base: float = 10000.0, window: int | None = None) -> Mixer:
     """Grouped heads, rotary positions, everything before or a window of it.
+
+    Args:
+        size: its sizes.
+        rotary_base: base of the wavelengths of the rotary positions, > 1.
+        window: tokens that are read back, the present one included, >= 1; None for all.
 
     Source: Vaswani et al. 2017; the common form since Touvron et al. 2023 (LLaMA).
     """
-    return SoftmaxAttention(size, Rotary(size.key_dim, size.rotary_base or 10000.0))
+    return SoftmaxAttention(size, Rotary(size.key_dim, rotary_base), window)

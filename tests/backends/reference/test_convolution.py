@@ -1,4 +1,4 @@
-"""The reference's short convolution is differentiable twice, and a packed row's tail stays out of its gradients."""
+"""The short convolution is differentiable twice, and the padding of a packed row stays out of its gradients."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_gradients_are_those_of_finite_differences(width: int, bounds: list[int]
     assert torch.autograd.gradgradcheck(function, variables)
 
 
-def test_no_gradient_comes_from_the_tail_of_a_packed_row():
+def test_no_gradient_comes_from_the_padding_of_a_packed_row():
     x, weight, bias = torch.randn(1, 11, D), torch.randn(D, 4), torch.randn(D)
     x[:, 9:] = float("nan")
     for y in (x, weight, bias):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rebracket.lab.base.running import Order, run
+from rebracket.lab.base.running import run
 from tests.lab.planted import MEASURED, Planted
 
 
@@ -24,23 +24,22 @@ def cluster(monkeypatch):
 
 def test_a_cluster_gives_what_one_process_gives(tmp_path, cluster):
     MEASURED.clear()
-    (spread,) = run([Planted()], Order("quick", tmp_path / "ray", workers="ray"), quiet)
+    (spread,) = run([Planted()], "quick", tmp_path / "ray", quiet, workers="ray")
     assert MEASURED == []  # not in this process
     assert cluster.is_initialized()  # who began it ends it
-    (one,) = run([Planted()], Order("quick", tmp_path / "one"), quiet)
+    (one,) = run([Planted()], "quick", tmp_path / "one", quiet)
     assert [x.cell for x in spread.results] == [x.cell for x in one.results]
     assert [x.numbers for x in spread.results] == [x.numbers for x in one.results]
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path, cluster):
-    order = Order("quick", tmp_path, workers="ray")
-    (stopped,) = run([Planted()], order, lambda progress: signal.raise_signal(signal.SIGINT))
+    (stopped,) = run([Planted()], "quick", tmp_path, lambda progress: signal.raise_signal(signal.SIGINT), workers="ray")
     assert len(stopped.results) == 1
-    (whole,) = run([Planted()], order, quiet)
-    assert whole.is_whole
+    (whole,) = run([Planted()], "quick", tmp_path, quiet, workers="ray")
+    assert whole.is_complete
 
 
 def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'rebracket\[ray\]'"):
-        run([Planted()], Order("tiny", tmp_path, workers="ray"), quiet)
+        run([Planted()], "tiny", tmp_path, quiet, workers="ray")

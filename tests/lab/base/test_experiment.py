@@ -1,6 +1,6 @@
 """Cells are the grid times the seeds; means are over seeds alone."""
 
-from rebracket.lab.base import Result, mean_over_seeds, points
+from rebracket.lab.base.experiment import Result, mean_over_seeds, points
 from tests.lab.planted import Planted
 
 

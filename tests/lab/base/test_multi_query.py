@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from rebracket.lab.base import UNLABELLED, associations, generator
+from rebracket.lab.base.learning import UNLABELLED
+from rebracket.lab.base.multi_query import multi_query_recall
+from rebracket.lab.base.pairs import generator
 
 B, T, PAIRS, V = 700, 42, 5, 23
 CONTEXT = 2 * PAIRS
 
 
 def sample(power: float = 0.01):
-    return associations(generator(3), B, T, PAIRS, V, power)
+    return multi_query_recall(generator(3), B, T, PAIRS, V, power)
 
 
 def test_keys_and_values_alternate_and_never_repeat():
@@ -58,7 +60,7 @@ def test_slots_are_drawn_by_the_power_law_the_first_key_by_exactly_that():
 
 
 def test_the_same_generator_draws_the_same():
-    one, other = (associations(generator(5), 3, 20, 2, 9) for _ in range(2))
+    one, other = (multi_query_recall(generator(5), 3, 20, 2, 9) for _ in range(2))
     assert one.tokens.equal(other.tokens)
     assert one.labels.equal(other.labels)
 
@@ -69,4 +71,4 @@ def test_the_same_generator_draws_the_same():
 )
 def test_what_does_not_fit_is_refused(tokens, pairs, vocabulary, what):
     with pytest.raises(ValueError, match=f"^{what} must"):
-        associations(generator(0), 1, tokens, pairs, vocabulary)
+        multi_query_recall(generator(0), 1, tokens, pairs, vocabulary)

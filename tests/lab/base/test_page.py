@@ -11,13 +11,13 @@ import pytest
 
 from rebracket.lab.base.page import write_page
 from rebracket.lab.base.record import path_of, read
-from rebracket.lab.base.running import Order, run
+from rebracket.lab.base.running import run
 from tests.lab.planted import Planted
 
 
 @pytest.fixture
 def found(tmp_path):
-    run([Planted()], Order("tiny", tmp_path), lambda progress: None)
+    run([Planted()], "tiny", tmp_path, lambda progress: None)
     return read(path_of(tmp_path, "planted", "tiny"))
 
 
@@ -42,7 +42,7 @@ def test_a_table_has_the_spread_over_seeds_and_every_curve_lies_beside_the_page(
     pytest.importorskip("matplotlib")
     page(tmp_path, (Planted(), found))
     assert (tmp_path / "planted-tiny.svg").read_text().startswith("<?xml")
-    run([Planted()], Order("tiny", tmp_path, seeds=2), lambda progress: None)
+    run([Planted()], "tiny", tmp_path, lambda progress: None, seeds=2)
     shown = page(tmp_path, (Planted(), read(path_of(tmp_path, "planted", "tiny"))))
     assert len(re.findall(r"<td>-?[\d.]+ ± [\d.]+</td>", shown)) == 2
 

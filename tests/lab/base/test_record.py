@@ -1,11 +1,15 @@
 """A file of results says what it is, and a damaged one says what to do."""
 
+import inspect
 import json
+from pathlib import Path
 
 import pytest
 
-from rebracket.lab.base import Result, record
-from rebracket.lab.base.record import Record, begin, digest, path_of, read, write
+from rebracket.lab import load
+from rebracket.lab.base import record
+from rebracket.lab.base.experiment import Result, mean_over_seeds
+from rebracket.lab.base.record import Record, digest, path_of, python_code, read, resume, write
 from tests.lab.planted import Planted
 
 RECORD = Record("planted", "tiny", "abc", 2, "a machine", {"torch": "2"}, (Result({"n": 2}, {"mean": 0.5}, 0.1),))
@@ -37,29 +41,81 @@ def test_a_damaged_file_is_a_clear_error(tmp_path, damage):
     path = path_of(tmp_path, "planted", "tiny")
     write(path, RECORD)
     path.write_text(damage(path.read_text()))
-    with pytest.raises(ValueError, match=r"planted\.tiny\.json: expected the results.*remove it to measure anew"):
+    with pytest.raises(ValueError, match=r"planted\.tiny\.json: expected the results.*remove it to measure again"):
         read(path)
 
 
-def test_only_results_of_the_same_code_are_gone_on_with(tmp_path):
+def test_only_results_of_the_same_code_are_resumed(tmp_path):
     path, cells = path_of(tmp_path, "planted", "tiny"), Planted().cells("tiny")
     write(path, RECORD)
-    assert begin(path, Planted(), "tiny", cells).results == ()
-    fresh = begin(tmp_path / "none.json", Planted(), "tiny", cells)
+    assert resume(path, Planted(), "tiny", cells).results == ()
+    fresh = resume(tmp_path / "none.json", Planted(), "tiny", cells)
     write(path, fresh.adding(RECORD.results[0]))
-    assert begin(path, Planted(), "tiny", cells).results == RECORD.results
+    assert resume(path, Planted(), "tiny", cells).results == RECORD.results
 
 
-def test_the_digest_follows_the_library_and_leaves_commands_out(tmp_path, monkeypatch):
-    for name in ("ops/attention.py", "lab/other.py", "lab/base/grid.py", "cli/train.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("one")
+SOURCE = '"""A module."""\n\nSIZE = 3\n"""Of it."""\n\n\ndef f(x):\n    """Doubles."""\n    return 2 * x  # twice\n'
+KERNEL = 'float f(float x) { return 2 * x; } // twice\nconst char* s = "a // b";  /* a\nname */\n'
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """Whether the digest of an experiment changes when a text in a file of the package does."""
     monkeypatch.setattr(record, "PACKAGE", tmp_path)
+    for name in ("ops/attention.py", "lab/other.py", "lab/base/verdict.py", "cli/train.py", "backends/cpu/csrc/f.cpp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(KERNEL if name.endswith(".cpp") else SOURCE)
 
-    def changed(name: str) -> bool:
-        before = digest(Planted())
-        (tmp_path / name).write_text("two")
+    def changed(name: str, old: str, new: str) -> bool:
+        text, before = (tmp_path / name).read_text(), digest(Planted())
+        assert old in text
+        (tmp_path / name).write_text(text.replace(old, new))
         return digest(Planted()) != before
 
-    assert [changed(name) for name in ("ops/attention.py", "lab/base/grid.py")] == [True, True]
-    assert [changed(name) for name in ("lab/other.py", "cli/train.py")] == [False, False]
+    return changed
+
+
+def test_the_digest_follows_the_library_and_leaves_commands_out(changed):
+    follows = ("ops/attention.py", "lab/base/verdict.py", "backends/cpu/csrc/f.cpp")
+    assert [changed(name, "2 * x", "3 * x") for name in follows] == [True, True, True]
+    assert [changed(name, "2 * x", "3 * x") for name in ("lab/other.py", "cli/train.py")] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("A module", "The module"),
+        ("Of it", "How large"),
+        ("Doubles", "Twice x"),
+        ("# twice", "# 2 x"),
+        ("\n\n\n", "\n"),
+    ],
+    ids=["module", "constant", "function", "comment", "layout"],
+)
+def test_words_of_python_keep_results(changed, old, new):
+    assert not changed("ops/attention.py", old, new)
+
+
+@pytest.mark.parametrize(("old", "new"), [("SIZE = 3", "SIZE = 4"), ("def f(x)", "def f(x, y=0)"), ("f(x)", "g(x)")])
+def test_code_of_python_discards_results(changed, old, new):
+    assert changed("ops/attention.py", old, new)
+
+
+def test_comments_of_a_kernel_keep_results_and_its_strings_do_not(changed):
+    assert not changed("backends/cpu/csrc/f.cpp", "// twice", "// 2 x")
+    assert not changed("backends/cpu/csrc/f.cpp", " // 2 x\n", "\n\n")
+    assert not changed("backends/cpu/csrc/f.cpp", "a\nname", "another name")
+    assert changed("backends/cpu/csrc/f.cpp", "// b", "// c")
+
+
+def test_the_texts_of_an_experiment_keep_results_and_its_bounds_do_not():
+    source = Path(inspect.getfile(Planted)).read_text()
+    assert python_code(source.replace("It is & stays so.", "It stays so.")) == python_code(source)
+    assert python_code(source.replace("most: float = 5.0", "most: float = 6.0")) != python_code(source)
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[3] / "docs/lab").glob("*.json")), ids=lambda x: x.name)
+def test_the_results_in_the_docs_are_read_and_judged(path):
+    found = read(path)
+    assert len(found.results) == found.asked
+    assert load(found.experiment).verdict(mean_over_seeds(found.results)).sentence.endswith(".")

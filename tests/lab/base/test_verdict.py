@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rebracket.lab.base import Check, Verdict, furthest
+from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,11 @@ def test_a_check_passes_within_its_bounds(found, low, high, passed):
 
 
 def test_one_failing_check_refutes_and_is_marked():
-    verdict = Verdict.of([Check("a", 1, high=2), Check("b", 3, high=2)])
+    verdict = Verdict.of(Check("a", 1, high=2), Check("b", 3, high=2))
     assert verdict == Verdict(False, "a 1 (at most 2); REFUTED: b 3 (at most 2).")
-    assert Verdict.of([Check("a", 1, low=0)]) == Verdict(True, "a 1 (at least 0).")
+    assert Verdict.of(Check("a", 1, low=0)) == Verdict(True, "a 1 (at least 0).")
 
 
 def test_the_furthest_is_on_either_side_and_sees_a_nan():
-    assert furthest([(1.1, 1), (0.7, 1)]) == pytest.approx(0.3)
-    assert math.isnan(furthest([(1.1, 1), (math.nan, 1), (0.7, 1)]))
+    assert largest_deviation([(1.1, 1), (0.7, 1)]) == pytest.approx(0.3)
+    assert math.isnan(largest_deviation([(1.1, 1), (math.nan, 1), (0.7, 1)]))

@@ -1,18 +1,17 @@
 """cosFormer, against attention weights written out."""
 
-import dataclasses
 import math
 
 import torch
 
 from tests.nn.presets.literal import H, flat, heads_of
-from tests.nn.tiny import SIZE, mixer, tokens
+from tests.nn.tiny import mixer, tokens
 
 M = 15
 
 
 def test_it_is_attention_whose_weights_fall_with_the_cosine_of_the_distance():
-    layer, x = mixer("cosformer", dataclasses.replace(SIZE, horizon=M)), tokens(1)
+    layer, x = mixer("cosformer", chosen={"horizon": M}), tokens(1)
     w, T = layer.state_dict(), x.shape[1]
     q, k, v = heads_of(x[0] @ w["project.weight"].T)
     distance = torch.arange(T)[:, None] - torch.arange(T)
@@ -25,7 +24,7 @@ def test_it_is_attention_whose_weights_fall_with_the_cosine_of_the_distance():
 
 
 def test_a_text_beyond_the_horizon_is_read_on():
-    layer, x = mixer("cosformer", dataclasses.replace(SIZE, horizon=M)), tokens(1, 4 * M)
+    layer, x = mixer("cosformer", chosen={"horizon": M}), tokens(1, 4 * M)
     whole, _ = layer(x)
     assert whole.isfinite().all()
     _, cache = layer(x[:, : 2 * M])

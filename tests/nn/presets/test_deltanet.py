@@ -1,21 +1,19 @@
 """DeltaNet, against its recurrence written out."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from tests.nn.presets.literal import convolved, flat, heads_of, kept, normed, recurrence, sigmoid, unit
-from tests.nn.tiny import SIZE, mixer, tokens
+from tests.nn.tiny import mixer, tokens
 
 
-@pytest.mark.parametrize("beta_max", [None, 2.0])
-def test_it_is_the_delta_rule(beta_max: float | None):
-    layer, x = mixer("deltanet", dataclasses.replace(SIZE, beta_max=beta_max)), tokens(1)
+@pytest.mark.parametrize("chosen", [{}, {"beta_max": 2.0}])
+def test_it_is_the_delta_rule(chosen: dict[str, float]):
+    layer, x = mixer("deltanet", chosen=chosen), tokens(1)
     w = layer.state_dict()
     assert w["convolution.weight"].shape[1] == 4
     q, k, v = heads_of(convolved(x[0] @ w["project.weight"].T, w["convolution.weight"]))
-    beta = (beta_max or 1) * sigmoid(x[0] @ w["write.beta.weight"].T)
+    beta = chosen.get("beta_max", 1.0) * sigmoid(x[0] @ w["write.beta.weight"].T)
     out = recurrence(unit(q), unit(k), v, kept(x[0]), beta)
     wanted = flat(normed(out, w["norm.weight"]), w["out.weight"])
     torch.testing.assert_close(layer(x)[0][0], wanted, rtol=1e-9, atol=1e-9)

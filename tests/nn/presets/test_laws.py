@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rebracket.nn import LayerCache, Mixer, MixerSize, presets
-from rebracket.nn.mixer import CHOICES
+from rebracket.nn import LayerCache, LinearAttention, Mixer, presets
 from tests.nn.tiny import SIZE, B, T, assert_same, gradients, mixer, stir, tokens
 
 NAMES = presets.names()
@@ -210,43 +209,64 @@ def test_grouped_heads_are_repeated_heads(name: str):
     layer, x = mixer(name), tokens()
     full = mixer(name, dataclasses.replace(SIZE, key_heads=SIZE.heads))
     own = layer.state_dict()
-    full.load_state_dict({key: ungrouped(own[key], p) for key, p in full.state_dict().items()})
+    full.load_state_dict({key: ungrouped(layer, own[key], p) for key, p in full.state_dict().items()})
     torch.testing.assert_close(full(x)[0], layer(x)[0], rtol=1e-9, atol=1e-9)
 
 
-def ungrouped(weight: Tensor, like: Tensor) -> Tensor:
-    """Rows of q, k and v as each head has them when none shares; `heads` blocks for those that had `key_heads`."""
+def ungrouped(layer: Mixer, weight: Tensor, like: Tensor) -> Tensor:
+    """A weight as each head has it when none shares; copies of what there was once for each of `key_heads`."""
     if weight.shape == like.shape:
         return weight
     H, Hq, K, V = SIZE.heads, SIZE.key_heads, SIZE.key_dim, SIZE.value_dim
-    linear = weight.shape[0] == 2 * Hq * K + H * V
-    counts, dims = ((Hq, Hq, H) if linear else (H, Hq, Hq)), (K, K, V)
-    parts = weight.split([count * dim for count, dim in zip(counts, dims, strict=True)])
+    if len(weight) == Hq:
+        return weight.repeat_interleave(H // Hq, 0)
+    if isinstance(layer, LinearAttention):
+        parts = [(1, Hq, K), (layer.write.key_entries, Hq, K), (layer.write.entries, H, V)]
+    else:
+        parts = [(1, H, K), (1, Hq, K), (1, Hq, V)]
+    rows = weight.split([entries * count * dim for entries, count, dim in parts])
     repeated = [
-        part.unflatten(0, (count, -1)).repeat_interleave(H // count, 0).flatten(0, 1)
-        for part, count in zip(parts, counts, strict=True)
+        part.unflatten(0, (entries, count, dim)).repeat_interleave(H // count, 1).flatten(0, 2)
+        for part, (entries, count, dim) in zip(rows, parts, strict=True)
     ]
     return torch.cat(repeated)
 
 
-def test_an_unknown_choice_is_refused(name: str):
-    known = presets.PRESETS.module(name).OPTIONS
-    for choice in sorted({*CHOICES} - {*known}):
-        with pytest.raises(ValueError, match=f"preset '{name}' has no choice of {choice}"):
-            presets.make(name, chosen(choice))
+def test_an_option_of_another_preset_is_refused(name: str):
+    known = presets.options(name)
+    for option in {x for other in NAMES for x in presets.options(other)} - known.keys():
+        with pytest.raises(ValueError, match=f"preset '{name}' has no option '{option}'"):
+            presets.make(name, SIZE, {option: 1})
 
 
-def test_a_known_choice_changes_the_layer(name: str):
-    known = presets.PRESETS.module(name).OPTIONS
-    assert known
-    for choice in known:
-        assert not torch.allclose(mixer(name, chosen(choice))(tokens())[0], mixer(name)(tokens())[0]), choice
+def test_every_option_is_described_where_it_stands(name: str):
+    build = presets.PRESETS.load(name)
+    assert presets.options(name)
+    for option, parameter in presets.options(name).items():
+        assert parameter.kind == parameter.KEYWORD_ONLY, option
+        assert f"\n        {option}: " in (build.__doc__ or ""), option
 
 
-def chosen(choice: str) -> MixerSize:
-    values = {"window": 3, "convolution": 3, "feature": "dpfp", "beta_max": 2.0, "rotary_base": 100.0, "horizon": 20}
-    assert values.keys() == set(CHOICES)
-    return dataclasses.replace(SIZE, **{choice: values[choice]})
+def test_every_option_changes_the_layer(name: str):
+    for option, parameter in presets.options(name).items():
+        other = mixer(name, chosen={option: another(parameter.default)})
+        assert not torch.allclose(other(tokens())[0], mixer(name)(tokens())[0]), option
+
+
+def another(default: object) -> object:
+    """Another value that an option with that default may have."""
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, str):
+        return "dpfp"
+    return default / 2 if isinstance(default, float) else 3
+
+
+@pytest.mark.parametrize("value", ["x", (2,), 2j])
+def test_an_option_of_a_wrong_kind_is_refused_by_name(name: str, value: object):
+    for option in presets.options(name):
+        with pytest.raises((TypeError, ValueError), match=option.replace("_", ".")):
+            presets.make(name, SIZE, {option: value})
 
 
 def test_a_foreign_cache_is_refused(name: str):

@@ -1,18 +1,16 @@
 """Softmax attention, against its weights written out."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from rebracket.nn.rotary import Rotary
 from tests.nn.presets.literal import HQ, H, K, V, flat
-from tests.nn.tiny import SIZE, mixer, tokens
+from tests.nn.tiny import mixer, tokens
 
 
 @pytest.mark.parametrize("window", [None, 1, 4])
 def test_it_is_attention_over_a_window(window: int | None):
-    layer, x = mixer("softmax", dataclasses.replace(SIZE, window=window)), tokens(1)
+    layer, x = mixer("softmax", chosen={"window": window}), tokens(1)
     w, T = layer.state_dict(), x.shape[1]
     q, k, v = (x[0] @ w["project.weight"].T).split([H * K, HQ * K, HQ * V], -1)
     turn = Rotary(K).double()
@@ -29,6 +27,6 @@ def test_it_is_attention_over_a_window(window: int | None):
 
 @pytest.mark.parametrize("window", [1, 4])
 def test_a_window_bounds_the_cache(window: int):
-    layer = mixer("softmax", dataclasses.replace(SIZE, window=window))
+    layer = mixer("softmax", chosen={"window": window})
     _, cache = layer(tokens(1, 30))
     assert cache.nbytes == layer.state_nbytes(30) == layer.state_nbytes(window - 1)

@@ -1,190 +1,199 @@
 // The recurrence backward, one segment of chunks after the other from the end: the states inside a segment are computed again
 // from the one kept at its beginning, then the gradients flow back through its chunks.
+#include "check.h"
 #include "chunk_back.h"
 
 namespace {
 
-void pack_gradient(Unit& u, Flow& f, const Tokens& at) {
-    float* dO = f.ends + (u.stacked - C) * u.Vp;
-    pack_tokens(dO, f.out, at, u.call.per_token, u.Vp);
+void read_output_gradient(HeadSlice& s, HeadGradients& g, const Tokens& at) {
+    float* dO = g.sources + (s.stacked - C) * s.Vp;
+    read_tokens(dO, g.out, at, s.call.per_token, s.Vp);
     for (int i = 0; i < C; ++i)
-        for (int64_t n = i * u.Vp; n < (i + 1) * u.Vp; n += W) store(dO + n, factor(u, i) * load(dO + n));
+        for (int64_t n = i * s.Vp; n < (i + 1) * s.Vp; n += W) store(dO + n, read_scale(s, i) * load(dO + n));
 }
 
-void emit_gradient(Unit& u, Flow& f, int64_t w, int64_t writes, const float* dv) {
-    const int64_t per_token = u.call.per_token, n = u.call.decay == PER_CHANNEL ? u.Kp : 1;
+void write_gradients(HeadSlice& s, HeadGradients& g, int64_t w, int64_t writes, const float* dv) {
+    const int64_t per_token = s.call.per_token, n = s.call.decay == PER_CHANNEL ? s.Kp : 1;
     Tokens reads = tokens(w, writes, per_token, per_token - 1), decays = tokens(w, writes, per_token, 0);
-    write_rows(f.q, reads.first, reads.count, f.drows + (u.stacked - C + reads.row) * u.Kp, per_token * u.Kp);
-    if (f.log_decay.base) write_rows(f.log_decay, decays.first, decays.count, f.dlog + decays.row * n, per_token * n);
-    if (f.r.base)
-        write_rows(f.r, w, writes, f.drows, u.Kp);
-    else if (u.erasing)  // r is k
-        for (int64_t i = 0; i < C * u.Kp; i += W) store(f.dk + i, load(f.dk + i) + load(f.drows + i));
-    write_rows(f.k, w, writes, f.dk, u.Kp);
-    write_rows(f.v, w, writes, dv, u.Vp);
-    if (f.beta.base) write_rows(f.beta, w, writes, f.dbeta, 1);
+    write_rows(g.q, reads.first, reads.count, g.drows + (s.stacked - C + reads.row) * s.Kp, per_token * s.Kp);
+    if (g.log_decay.base) write_rows(g.log_decay, decays.first, decays.count, g.dlog + decays.row * n, per_token * n);
+    if (g.r.base)
+        write_rows(g.r, w, writes, g.drows, s.Kp);
+    else if (s.erasing)  // r is k
+        for (int64_t i = 0; i < C * s.Kp; i += W) store(g.dk + i, load(g.dk + i) + load(g.drows + i));
+    write_rows(g.k, w, writes, g.dk, s.Kp);
+    write_rows(g.v, w, writes, dv, s.Vp);
+    if (g.beta.base) write_rows(g.beta, w, writes, g.dbeta, 1);
 }
 
 // What a segment begins with: its first chunk and the state kept before it.
-void ask_segment(Ahead& ahead, const Unit& u, int64_t w) {
-    ask_inputs(ahead, u, w, Stream());
-    if (w < begin(u)) return;
-    int64_t part = u.call.K * u.call.V / C * sizeof(float);
-    ahead.add(reinterpret_cast<char*>(saved(u, (w - begin(u)) / (SEGMENT * C))), part, part);
+void want_segment(Prefetch& prefetch, const HeadSlice& s, int64_t w) {
+    want_inputs(prefetch, s, w, Stream());
+    if (w < begin(s)) return;
+    int64_t part = s.call.K * s.call.V / C * sizeof(float);
+    prefetch.add(reinterpret_cast<char*>(saved_state(s, (w - begin(s)) / SEGMENT_WRITES)), part, part);
 }
 
-// Writes [w0, last) of a unit, whose chunks have buffers of their own; the state before them is in those of the first.
-void segment_back(Unit& u, Flow& f, const Buffers* chunks, int64_t w0, int64_t last, const Unit& next, int64_t next_w) {
-    const int64_t per_token = u.call.per_token;
-    int64_t writes[SEGMENT], count = 0;
+// The chunks of writes [w0, last), which have buffers of their own; the state before them is in those of the first. `next` is the
+// slice that follows, at write `next_w`.
+void segment_gradients(HeadSlice& s, HeadGradients& g, const ChunkBuffers* chunks, int64_t w0, int64_t last,
+                       const HeadSlice& next, int64_t next_w) {
+    const int64_t per_token = s.call.per_token;
+    int64_t writes[SEGMENT_CHUNKS], count = 0;
     for (int64_t w = w0; w < last; w += C, ++count) {
-        u.use(chunks[count]);
-        writes[count] = pack(u, w, last);
+        s.use(chunks[count]);
+        writes[count] = read_chunk(s, w, last);
         if (w + C < last)
-            ask_inputs(u.ahead, u, w + C, Stream());
+            want_inputs(s.prefetch, s, w + C, Stream());
         else
-            f.ask(u.ahead, w, last);
-        resolve(u);
-        if (u.call.normalize) add_up(u);
+            g.want(s.prefetch, w, last);
+        compute_writes(s);
+        if (s.call.normalize) compute_normalizers(s);
         if (w + C >= last) continue;
-        advance(u, chunks[count + 1].S);
-        if (u.call.normalize) advance_sum(u, chunks[count + 1].z);
+        advance_state(s, chunks[count + 1].S);
+        if (s.call.normalize) advance_key_sum(s, chunks[count + 1].z);
     }
     for (int64_t c = count - 1; c >= 0; --c) {
         int64_t w = w0 + c * C;
-        u.use(chunks[c]);
-        pack_gradient(u, f, tokens(w, writes[c], per_token, per_token - 1));
+        s.use(chunks[c]);
+        read_output_gradient(s, g, tokens(w, writes[c], per_token, per_token - 1));
         if (c)
-            f.ask(u.ahead, w - C, w);
+            g.want(s.prefetch, w - C, w);
         else
-            ask_segment(u.ahead, next, next_w);
-        emit_gradient(u, f, w, writes[c], chunk_back(u, f));
+            want_segment(s.prefetch, next, next_w);
+        write_gradients(s, g, w, writes[c], chunk_back(s, g));
     }
 }
 
-void enter_back(const Unit& u, const Gradients& g, const Flow& f) {
-    const Call& a = u.call;
-    const int64_t row = u.n * a.H + u.h;
-    fill(f.dS, state_size(a), 0);
-    fill(f.dz, u.Kp, 0);
-    fill(f.dbonus, u.Kp, 0);
-    if (g.key_sum_out) copy(f.dz, g.key_sum_out + row * a.K, a.K);
-    if (g.memory_out)
-        for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, g.memory_out + (row * a.K + d) * a.V + u.v0, u.V);
+void load_state_gradient(const HeadSlice& s, const Gradients& all, const HeadGradients& g) {
+    const Call& a = s.call;
+    const int64_t row = s.n * a.H + s.h;
+    fill(g.dS, state_size(a), 0);
+    fill(g.dz, s.Kp, 0);
+    fill(g.dbonus, s.Kp, 0);
+    if (all.key_sum_out) copy(g.dz, all.key_sum_out + row * a.K, a.K);
+    if (all.memory_out)
+        for (int64_t d = 0; d < a.K; ++d) copy(g.dS + d * s.Vp, all.memory_out + (row * a.K + d) * a.V + s.v0, s.V);
 }
 
-void leave_back(const Unit& u, const Gradients& g, const Flow& f) {
-    const Call& a = u.call;
-    const int64_t row = u.n * a.H + u.h;
-    if (g.key_sum_in) copy(g.key_sum_in + row * a.K, f.dz, a.K);
-    if (g.bonus) copy(g.bonus + row * a.K, f.dbonus, a.K);
-    for (int64_t d = 0; d < a.K; ++d) copy(g.memory_in + (row * a.K + d) * a.V, f.dS + d * u.Vp, a.V);
+void store_state_gradient(const HeadSlice& s, const Gradients& all, const HeadGradients& g) {
+    const Call& a = s.call;
+    const int64_t row = s.n * a.H + s.h;
+    if (all.key_sum_in) copy(all.key_sum_in + row * a.K, g.dz, a.K);
+    if (all.bonus) copy(all.bonus + row * a.K, g.dbonus, a.K);
+    for (int64_t d = 0; d < a.K; ++d) copy(all.memory_in + (row * a.K + d) * a.V, g.dS + d * s.Vp, a.V);
 }
 
-// The state kept at the beginning of a segment: where it lies if it needs no padding, else in `room`; and its sum of keys.
-void restore(Buffers& first, const Unit& u, int64_t segment, float* room) {
-    const Call& a = u.call;
-    float* kept = saved(u, segment);
-    first.S = a.K == u.Kp && a.V == u.Vp ? kept : room;
-    if (a.normalize) fill(first.z, u.Kp, 0), copy(first.z, kept + a.K * a.V, a.K);
+// The state kept before a segment: read in place if it needs no padding, else from `padded_state`; and its sum of keys.
+void load_saved_state(ChunkBuffers& first, const HeadSlice& s, int64_t segment, float* padded_state) {
+    const Call& a = s.call;
+    float* kept = saved_state(s, segment);
+    first.S = a.K == s.Kp && a.V == s.Vp ? kept : padded_state;
+    if (a.normalize) fill(first.z, s.Kp, 0), copy(first.z, kept + a.K * a.V, a.K);
     if (first.S == kept) return;
-    fill(room, state_size(a), 0);
-    for (int64_t d = 0; d < a.K; ++d) copy(room + d * u.Vp, kept + d * a.V, a.V);
+    fill(padded_state, state_size(a), 0);
+    for (int64_t d = 0; d < a.K; ++d) copy(padded_state + d * s.Vp, kept + d * a.V, a.V);
 }
 
-// Buffers for the chunks of a segment, and for what flows back through one of them.
-struct Segment {
-    Room<Buffers, SEGMENT> chunks;
-    float* room;  // for a state that has to be padded
+// Buffers for the chunks of a segment, beside those for the gradients of one of them.
+struct SegmentBuffers {
+    Storage<ChunkBuffers, SEGMENT_CHUNKS> chunks;
+    float* padded_state;
 
-    explicit Segment(const Call& a) {
-        for (int i = 0; i < SEGMENT; ++i) {
-            Buffers& chunk = *new (&chunks[i]) Buffers(a);
-            chunk.S = arena.take(state_size(a)), chunk.z = arena.take(sum_size(a)), chunk.before = arena.take(C * chunk.Vp);
+    explicit SegmentBuffers(const Call& a) {
+        for (int i = 0; i < SEGMENT_CHUNKS; ++i) {
+            ChunkBuffers& chunk = *new (&chunks[i]) ChunkBuffers(a);
+            chunk.S = arena.take(state_size(a)), chunk.z = arena.take(sum_size(a)), chunk.unscaled = arena.take(C * chunk.Vp);
         }
-        room = chunks[0].S;
+        padded_state = chunks[0].S;
     }
-    static int64_t size(const Call& a) {
-        return SEGMENT * (scratch(a) + C * slice_width(a) + state_size(a) + sum_size(a)) + flow_size(a);
+    // Reserves them, and room for `heads` heads.
+    static bool reserve(const Call& a, int64_t heads) {
+        return arena.reserve(SEGMENT_CHUNKS * (chunk_size(a) + C * slice_width(a) + state_size(a) + sum_size(a)) +
+                             chunk_gradients_size(a) + heads * (slice_size(a) + head_gradients_size(a)));
     }
 };
 
-// Heads that take turns, from their last segment to the first.
-void run(const Call& a, const Gradients& g, int64_t index, int64_t count) {
-    arena.reserve(Segment::size(a) + count * (unit_size(a) + head_size(a)));
-    Segment segment(a);
-    FlowBuffers buffers(segment.chunks[0]);
-    Room<Unit, GROUP> units;
-    Room<Flow, GROUP> flows;
+// A group of heads in turn, from their last segment to the first.
+bool backward_group(const Call& a, const Gradients& all, int64_t index, int64_t count) {
+    if (!SegmentBuffers::reserve(a, count)) return false;
+    SegmentBuffers buffers(a);
+    ChunkGradients chunk(buffers.chunks[0]);
+    Storage<HeadSlice, GROUP> heads;
+    Storage<HeadGradients, GROUP> gradients;
     for (int64_t i = 0; i < count; ++i) {
-        new (&units[i]) Unit(a, index + i, segment.chunks[0]);
-        enter_back(units[i], g, *new (&flows[i]) Flow(g, units[i], buffers));
+        new (&heads[i]) HeadSlice(a, index + i, buffers.chunks[0]);
+        load_state_gradient(heads[i], all, *new (&gradients[i]) HeadGradients(all, heads[i], chunk));
     }
-    const int64_t step = SEGMENT * C, first = begin(units[0]), last = end(units[0]);
-    for (int64_t s = (last - first + step - 1) / step - 1; s >= 0; --s)
+    const int64_t step = SEGMENT_WRITES, first = begin(heads[0]), last = end(heads[0]);
+    for (int64_t segment = (last - first + step - 1) / step - 1; segment >= 0; --segment)
         for (int64_t i = 0; i < count; ++i) {
-            int64_t w = first + s * step;
+            int64_t w = first + segment * step;
             bool around = i + 1 == count;
-            restore(segment.chunks[0], units[i], s, segment.room);
-            segment_back(units[i], flows[i], &segment.chunks[0], w, w + step < last ? w + step : last,
-                         units[around ? 0 : i + 1], around ? w - step : w);
+            load_saved_state(buffers.chunks[0], heads[i], segment, buffers.padded_state);
+            segment_gradients(heads[i], gradients[i], &buffers.chunks[0], w, w + step < last ? w + step : last,
+                              heads[around ? 0 : i + 1], around ? w - step : w);
         }
-    for (int64_t i = 0; i < count; ++i) leave_back(units[i], g, flows[i]);
+    for (int64_t i = 0; i < count; ++i) store_state_gradient(heads[i], all, gradients[i]);
+    return true;
 }
 
-// Where there are many threads for each head, what flows back into every segment is found first, for slices of columns apart;
-// then all segments can go at once. Both take the same steps as `run`, so the gradients are the same to the last bit.
+// Where there are many threads for each head, the gradient of the state behind every segment is found first, in slices of columns;
+// then all segments run in parallel. Both take the same steps as `backward_group`, so the gradients are the same to the last bit.
 
-// The gradient that enters segment `segment` from behind.
-float* carried(const Unit& u, int64_t segment) {
-    const Call& a = u.call;
-    return a.carries + ((a.first_segment[u.n] + segment) * a.H + u.h) * a.K * a.V + u.v0;
+// The gradient of the state behind a segment.
+float* gradient_behind(const HeadSlice& s, int64_t segment) {
+    const Call& a = s.call;
+    return a.carries + ((a.first_segment[s.n] + segment) * a.H + s.h) * a.K * a.V + s.v0;
 }
 
-// Through a chunk on the way to the one before: of the gradients only that of the state.
-void pass(Unit& u, Flow& f, int64_t w, int64_t last) {
-    int64_t writes = pack(u, w, last);
-    ask_inputs(u.ahead, u, w - C, f.out);
-    score(u);
-    pack_gradient(u, f, tokens(w, writes, u.call.per_token, u.call.per_token - 1));
-    if (u.erasing) writes_back(u, f);  // beta W, which what is read back needs
+// The gradient of the state alone, from behind a chunk to before it.
+void state_through_chunk(HeadSlice& s, HeadGradients& g, int64_t w, int64_t last) {
+    int64_t writes = read_chunk(s, w, last);
+    want_inputs(s.prefetch, s, w - C, g.out);
+    compute_scores(s);
+    read_output_gradient(s, g, tokens(w, writes, s.call.per_token, s.call.per_token - 1));
+    if (s.erasing) writes_back(s, g);  // beta W, which what is read back needs
     float sign_entry[2 * C];
-    signs(u, sign_entry);
-    state_back(u, f, sign_entry);
+    entry_signs(s, sign_entry);
+    state_back(s, g, sign_entry);
 }
 
-void carry(const Call& a, const Gradients& g, int64_t index) {
-    arena.reserve(Segment::size(a) + unit_size(a) + head_size(a));
-    Segment segment(a);
-    fill(segment.chunks[0].before, C * segment.chunks[0].Vp, 0);  // only the gradient of beta asks for it
-    FlowBuffers buffers(segment.chunks[0]);
-    Unit u(a, index, segment.chunks[0]);
-    Flow f(g, u, buffers);
-    enter_back(u, g, f);
-    const int64_t step = SEGMENT * C, first = begin(u), last = end(u);
-    for (int64_t s = (last - first + step - 1) / step - 1; s >= 0; --s) {
-        for (int64_t d = 0; d < a.K; ++d) copy(carried(u, s) + d * a.V, f.dS + d * u.Vp, u.V);
-        const int64_t from = first + s * step, to = from + step < last ? from + step : last;
-        for (int64_t w = from + (to - from - 1) / C * C; s && w >= from; w -= C) pass(u, f, w, to);
+// The gradients of the state behind all segments of a head, for one slice of columns.
+bool state_gradients(const Call& a, const Gradients& all, int64_t index) {
+    if (!SegmentBuffers::reserve(a, 1)) return false;
+    SegmentBuffers buffers(a);
+    fill(buffers.chunks[0].unscaled, C * buffers.chunks[0].Vp, 0);  // only the gradient of beta reads it
+    ChunkGradients chunk(buffers.chunks[0]);
+    HeadSlice s(a, index, buffers.chunks[0]);
+    HeadGradients g(all, s, chunk);
+    load_state_gradient(s, all, g);
+    const int64_t step = SEGMENT_WRITES, first = begin(s), last = end(s);
+    for (int64_t segment = (last - first + step - 1) / step - 1; segment >= 0; --segment) {
+        for (int64_t d = 0; d < a.K; ++d) copy(gradient_behind(s, segment) + d * a.V, g.dS + d * s.Vp, s.V);
+        const int64_t from = first + segment * step, to = from + step < last ? from + step : last;
+        for (int64_t w = from + (to - from - 1) / C * C; segment && w >= from; w -= C) state_through_chunk(s, g, w, to);
     }
+    return true;
 }
 
-// One segment of one head.
-void piece(const Call& a, const Gradients& g, int64_t n, int64_t h, int64_t s) {
-    arena.reserve(Segment::size(a) + unit_size(a) + head_size(a));
-    Segment segment(a);
-    FlowBuffers buffers(segment.chunks[0]);
-    Unit u(a, n * a.H + h, segment.chunks[0]);
-    Flow f(g, u, buffers);
-    fill(f.dS, state_size(a), 0);
-    for (int64_t d = 0; d < a.K; ++d) copy(f.dS + d * u.Vp, carried(u, s) + d * a.V, a.V);
-    const int64_t step = SEGMENT * C, w = begin(u) + s * step, last = end(u);
-    restore(segment.chunks[0], u, s, segment.room);
-    segment_back(u, f, &segment.chunks[0], w, w + step < last ? w + step : last, u, -1);
-    if (s == 0) leave_back(u, g, f);
+// One segment of one head, once the gradient of the state behind it is known.
+bool segment_backward(const Call& a, const Gradients& all, int64_t n, int64_t h, int64_t segment) {
+    if (!SegmentBuffers::reserve(a, 1)) return false;
+    SegmentBuffers buffers(a);
+    ChunkGradients chunk(buffers.chunks[0]);
+    HeadSlice s(a, n * a.H + h, buffers.chunks[0]);
+    HeadGradients g(all, s, chunk);
+    fill(g.dS, state_size(a), 0);
+    for (int64_t d = 0; d < a.K; ++d) copy(g.dS + d * s.Vp, gradient_behind(s, segment) + d * a.V, a.V);
+    const int64_t step = SEGMENT_WRITES, w = begin(s) + segment * step, last = end(s);
+    load_saved_state(buffers.chunks[0], s, segment, buffers.padded_state);
+    segment_gradients(s, g, &buffers.chunks[0], w, w + step < last ? w + step : last, s, -1);
+    if (segment == 0) store_state_gradient(s, all, g);
+    return true;
 }
 
-// The sequence to which kept segment `segment` of all belongs.
+// The sequence of a segment, which is counted over all sequences.
 int64_t sequence_of(const Call& a, int64_t segment) {
     int64_t n = 0;
     while (a.first_segment[n + 1] <= segment) ++n;
@@ -193,23 +202,30 @@ int64_t sequence_of(const Call& a, int64_t segment) {
 
 }  // namespace
 
-#define NAME(isa) rebracket_backward_##isa
-#define EXPORT(isa) NAME(isa)
-extern "C" void EXPORT(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
-    for (int64_t i = begin, count; i < end; i += count) run(*call, *gradients, i, count = together(*call, i, end));
-}
-
-#define CARRY(isa) rebracket_carry_##isa
-#define EXPORT_CARRY(isa) CARRY(isa)
-extern "C" void EXPORT_CARRY(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) carry(*call, *gradients, i);
-}
-
-#define PIECES(isa) rebracket_pieces_##isa
-#define EXPORT_PIECES(isa) PIECES(isa)
-extern "C" void EXPORT_PIECES(ISA)(const Call* call, const Gradients* gradients, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-        int64_t segment = i / call->H, n = sequence_of(*call, segment);
-        piece(*call, *gradients, n, i % call->H, segment - call->first_segment[n]);
-    }
+KERNEL(backward, Backward) {
+    const Call& a = *call.call;
+    const Gradients& all = *call.gradients;
+    CHECK(check_backward(a, all));
+    if (!a.carries)
+        return parallel(a.N * a.H, 1, loop, [&](int64_t begin, int64_t end) {
+            bool done = true;
+            for (int64_t i = begin, count; i < end && done; i += count)
+                done = backward_group(a, all, i, count = group_size(a, i, end));
+            return done;
+        });
+    CHECK(parallel(a.N * a.H * a.slices, 1, loop, [&](int64_t begin, int64_t end) {
+        bool done = true;
+        for (int64_t i = begin; i < end && done; ++i) done = state_gradients(a, all, i);
+        return done;
+    }));
+    Call whole = a;
+    whole.slices = 1;
+    return parallel(a.first_segment[a.N] * a.H, 1, loop, [&](int64_t begin, int64_t end) {
+        bool done = true;
+        for (int64_t i = begin; i < end && done; ++i) {
+            int64_t segment = i / a.H, n = sequence_of(a, segment);
+            done = segment_backward(whole, all, n, i % a.H, segment - a.first_segment[n]);
+        }
+        return done;
+    });
 }

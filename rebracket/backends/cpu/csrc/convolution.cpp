@@ -4,13 +4,15 @@
 //     dz = act'(z) dy,  de_i = sum_j w_j dz_{i-j} + dtail_{i-T},  dw_j = sum_t dz_t e_{t+j},  db = sum_t dz_t
 //
 // Every number is computed in the same order wherever its block begins. A block also computes the width - 1 rows of dz behind
-// it, which its own inputs reach, so blocks share nothing; the sums over tokens are added up by block, in order, afterwards.
-#include "unit.h"
-#include "convolution.h"
+// it, which its own inputs reach, so blocks share nothing; each block has its own sums over tokens, added in order at the end.
+#include "check.h"
+#include "head_slice.h"
 
 namespace {
 
-constexpr int ROWS = 8;  // tokens at a time
+constexpr int ROWS = 8;            // tokens at a time
+constexpr int64_t STRIP = 1024;   // channels of a strip, which is what a thread works on
+constexpr int64_t COLUMNS = 64;   // channels of which a thread adds up the sums of all blocks
 
 struct Sigmoid {
     vec it, rest;  // sigmoid(z) and 1 - sigmoid(z), neither by a difference
@@ -22,7 +24,7 @@ INLINE Sigmoid sigmoid(vec z) {
     return {negative ? small : large, negative ? large : small};
 }
 
-// What becomes of z: y, or dz in the place of dy.
+// The last step for z: y, or dz from dy.
 struct Plain {
     INLINE static vec of(vec z, const float*) { return z; }
 };
@@ -51,7 +53,7 @@ int64_t sequence(const Convolution& a, int64_t block) {
 struct Strip {
     const Convolution& call;
     int64_t block, n, length, first, begin, end, before, from, channels, pitch;
-    float *taps, *bias, *seen;  // [width,pitch], [pitch], inputs [before + ROWS,pitch], the present tokens' last
+    float *taps, *bias, *inputs;  // [width,pitch], [pitch], [before + ROWS,pitch] of which the last rows are the current tokens'
     Stream x, tail;
 
     Strip(const Convolution& a, int64_t index);
@@ -94,25 +96,25 @@ Strip::Strip(const Convolution& a, int64_t index) : call(a), block(index / strip
     taps = arena.take(a.width * pitch), bias = arena.take(pitch);
     x = rows(a.x, a.x_row, a.x_token), tail = tail_rows(a.tail);
     read_filter();
-    seen = window();
-    for (int64_t r = 0; r < before; ++r) read(seen + r * pitch, begin - before + r);
+    inputs = window();
+    for (int64_t r = 0; r < before; ++r) read(inputs + r * pitch, begin - before + r);
 }
 
-INLINE void turn(float* to, const float* from, int64_t width, int64_t pitch) {
+INLINE void transpose_taps(float* to, const float* from, int64_t width, int64_t pitch) {
     for (int64_t c = 0; c < pitch; ++c)
         for (int64_t j = 0; j < width; ++j) to[j * pitch + c] = from[c * width + j];
 }
 
-// The weights of a channel lie side by side; here those of a place do.
+// In memory the taps of a channel are side by side; here the channels of a tap are.
 void Strip::read_filter() {
     int64_t width = call.width;
     float* raw = arena.take(width * pitch);
     Rows all{const_cast<void*>(call.weight), 0, 0, 0, 1, call.weight_dtype};
     read_row(raw, Stream(all, 0, 0, 1, from * width, channels * width), 0, width * pitch);
     if (width == 4)
-        turn(taps, raw, 4, pitch);  // in vectors, which matters to a step
+        transpose_taps(taps, raw, 4, pitch);  // in vectors, which matters to a step
     else
-        turn(taps, raw, width, pitch);
+        transpose_taps(taps, raw, width, pitch);
     Rows shift{const_cast<void*>(call.bias), 0, 0, 0, 1, call.bias_dtype};
     if (call.bias)
         read_row(bias, Stream(shift, 0, 0, 1, from, channels), 0, pitch);
@@ -130,13 +132,13 @@ void Strip::read(float* to, int64_t token) const {
         fill(to, pitch, 0);
 }
 
-// The rows that the next tokens will read and write, asked for while those of the present ones are computed: they lie
-// so far apart that the processor does not foresee them.
-struct Next {
+// The rows that the next tokens will read and write, prefetched while the current ones are computed: they are too far apart for
+// the processor to predict.
+struct NextRows {
     const Stream *reads[2], *write;
     int64_t token, rows;
 
-    INLINE void ask(int64_t c) const {
+    INLINE void prefetch(int64_t c) const {
         for (const Stream* x : reads)
             if (x && x->base)
                 for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(x->at(token + r) + c * bytes(*x));
@@ -148,10 +150,10 @@ struct Next {
 // to[r] = then(start + sum_j taps[j] rows[r + j]) for R rows; taps are `step` apart.
 template <int R, class Then>
 INLINE void convolve(const Strip& s, const float* rows, const float* taps, int64_t step, const float* start, float* to,
-                     const Next& next = {}) {
+                     const NextRows& next = {}) {
     int64_t pitch = s.pitch, width = s.call.width;
     for (int64_t c = 0; c < pitch; c += W) {
-        next.ask(c);
+        next.prefetch(c);
         vec z[R];
         for (int r = 0; r < R; ++r) z[r] = start ? load(start + c) : vec{};
         for (int64_t j = 0; j < width; ++j) {
@@ -169,15 +171,15 @@ INLINE void shift(const Strip& s, float* window, int64_t rows) {
 
 template <int R>
 INLINE void forward_rows(Strip& s, const Stream& y, float* out, int64_t t) {
-    for (int r = 0; r < R; ++r) s.read(s.seen + (s.before + r) * s.pitch, t + r);
+    for (int r = 0; r < R; ++r) s.read(s.inputs + (s.before + r) * s.pitch, t + r);
     int64_t left = s.end - t - R;
-    Next next{{&s.x, nullptr}, &y, t + R, left < R ? left : R};
+    NextRows next{{&s.x, nullptr}, &y, t + R, left < R ? left : R};
     if (s.call.silu)
-        convolve<R, Silu>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
+        convolve<R, Silu>(s, s.inputs, s.taps, s.pitch, s.bias, out, next);
     else
-        convolve<R, Plain>(s, s.seen, s.taps, s.pitch, s.bias, out, next);
+        convolve<R, Plain>(s, s.inputs, s.taps, s.pitch, s.bias, out, next);
     write_rows(y, t, R, out, s.pitch);
-    shift(s, s.seen, R);
+    shift(s, s.inputs, R);
 }
 
 void write_tail(const Strip& s) {
@@ -191,8 +193,8 @@ void write_tail(const Strip& s) {
     }
 }
 
-void forward(const Convolution& a, int64_t index) {
-    arena.reserve(scratch(a));
+bool forward(const Convolution& a, int64_t index) {
+    if (!arena.reserve(scratch(a))) return false;
     Strip s(a, index);
     Stream y = s.rows(a.y, a.T * a.D, a.D);
     float* out = arena.take(ROWS * s.pitch);
@@ -200,27 +202,28 @@ void forward(const Convolution& a, int64_t index) {
     for (; t + ROWS <= s.end; t += ROWS) forward_rows<ROWS>(s, y, out, t);
     for (; t < s.end; ++t) forward_rows<1>(s, y, out, t);
     if (s.end == s.length) write_tail(s);
+    return true;
 }
 
-// A strip on its way back: the rows of dz, the sums over its tokens, and the gradients' rows.
-struct Back {
+// A strip in the backward pass: the rows of dz, the sums over its tokens, and the gradients' rows.
+struct StripGradients {
     Strip s;
     float *dz, *sums, *out, *extra;  // [before + ROWS,pitch], [width + 1,pitch], [ROWS,pitch], [pitch]
     Stream dy, dx, dtail, dtail_out;
 
-    Back(const Convolution& a, int64_t index) : s(a, index) {
+    StripGradients(const Convolution& a, int64_t index) : s(a, index) {
         dz = s.window(), sums = arena.take((a.width + 1) * s.pitch);
         out = arena.take(ROWS * s.pitch), extra = arena.take(s.pitch);
         fill(dz, s.before * s.pitch, 0), fill(sums, (a.width + 1) * s.pitch, 0);
         dy = s.rows(a.grad_y, a.grad_y_row, a.grad_y_token), dx = s.rows(a.grad_x, a.T * a.D, a.D);
         dtail = s.tail_rows(a.grad_tail), dtail_out = s.tail_rows(a.grad_tail_out);
     }
-    float* present() const { return dz + s.before * s.pitch; }
+    float* current() const { return dz + s.before * s.pitch; }
     void write(int64_t token, float* de);
 };
 
-// The gradient of an input, if it is of this block, and what the tail that is handed on adds to it.
-void Back::write(int64_t token, float* de) {
+// The gradient of an input, if it is of this block, and what the gradient of the next tail adds to it.
+void StripGradients::write(int64_t token, float* de) {
     if (token < s.begin && s.begin > 0) return;
     int64_t last = token - (s.length - s.before);
     if (last >= 0 && dtail_out.base) {
@@ -234,52 +237,53 @@ void Back::write(int64_t token, float* de) {
 }
 
 template <int R>
-INLINE void add_up(Back& b) {
-    int64_t pitch = b.s.pitch, width = b.s.call.width;
+INLINE void add_sums(StripGradients& g) {
+    int64_t pitch = g.s.pitch, width = g.s.call.width;
     for (int64_t c = 0; c < pitch; c += W) {
-        vec d[R], total = load(b.sums + width * pitch + c);
-        for (int r = 0; r < R; ++r) d[r] = load(b.present() + r * pitch + c), total += d[r];
-        store(b.sums + width * pitch + c, total);
+        vec d[R], total = load(g.sums + width * pitch + c);
+        for (int r = 0; r < R; ++r) d[r] = load(g.current() + r * pitch + c), total += d[r];
+        store(g.sums + width * pitch + c, total);
         for (int64_t j = 0; j < width; ++j) {
-            total = load(b.sums + j * pitch + c);
-            for (int r = 0; r < R; ++r) total += d[r] * load(b.s.seen + (r + j) * pitch + c);
-            store(b.sums + j * pitch + c, total);
+            total = load(g.sums + j * pitch + c);
+            for (int r = 0; r < R; ++r) total += d[r] * load(g.s.inputs + (r + j) * pitch + c);
+            store(g.sums + j * pitch + c, total);
         }
     }
 }
 
 template <int R>
-INLINE void backward_rows(Back& b, int64_t t) {
-    Strip& s = b.s;
+INLINE void backward_rows(StripGradients& g, int64_t t) {
+    Strip& s = g.s;
     bool past = t >= s.length;  // then R is 1
     for (int r = 0; r < R; ++r) {
-        s.read(s.seen + (s.before + r) * s.pitch, t + r);
-        if (b.dy.base && !past)
-            read_row(b.present() + r * s.pitch, b.dy, t + r, s.pitch);
+        s.read(s.inputs + (s.before + r) * s.pitch, t + r);
+        if (g.dy.base && !past)
+            read_row(g.current() + r * s.pitch, g.dy, t + r, s.pitch);
         else
-            fill(b.present() + r * s.pitch, s.pitch, 0);
+            fill(g.current() + r * s.pitch, s.pitch, 0);
     }
-    if (s.call.silu && !past) convolve<R, SiluSlope>(s, s.seen, s.taps, s.pitch, s.bias, b.present());
-    if (t < s.end) add_up<R>(b);
+    if (s.call.silu && !past) convolve<R, SiluSlope>(s, s.inputs, s.taps, s.pitch, s.bias, g.current());
+    if (t < s.end) add_sums<R>(g);
     int64_t left = s.end - t - R;
-    Next next{{&s.x, &b.dy}, &b.dx, t + R, left < R ? left : R};
-    convolve<R, Plain>(s, b.dz, s.taps + s.before * s.pitch, -s.pitch, nullptr, b.out, next);
-    for (int r = 0; r < R; ++r) b.write(t - s.before + r, b.out + r * s.pitch);
-    shift(s, s.seen, R), shift(s, b.dz, R);
+    NextRows next{{&s.x, &g.dy}, &g.dx, t + R, left < R ? left : R};
+    convolve<R, Plain>(s, g.dz, s.taps + s.before * s.pitch, -s.pitch, nullptr, g.out, next);
+    for (int r = 0; r < R; ++r) g.write(t - s.before + r, g.out + r * s.pitch);
+    shift(s, s.inputs, R), shift(s, g.dz, R);
 }
 
-void backward(const Convolution& a, int64_t index) {
-    arena.reserve(scratch(a));
-    Back b(a, index);
-    int64_t t = b.s.begin, past = b.s.end + b.s.before;
-    for (; t + ROWS <= b.s.end; t += ROWS) backward_rows<ROWS>(b, t);
-    for (; t < past; ++t) backward_rows<1>(b, t);
-    float* to = a.sums + b.s.block * (a.width + 1) * a.D + b.s.from;
-    for (int64_t j = 0; j <= a.width; ++j) copy(to + j * a.D, b.sums + j * b.s.pitch, b.s.channels);
+bool backward(const Convolution& a, int64_t index) {
+    if (!arena.reserve(scratch(a))) return false;
+    StripGradients g(a, index);
+    int64_t t = g.s.begin, past = g.s.end + g.s.before;
+    for (; t + ROWS <= g.s.end; t += ROWS) backward_rows<ROWS>(g, t);
+    for (; t < past; ++t) backward_rows<1>(g, t);
+    float* to = a.sums + g.s.block * (a.width + 1) * a.D + g.s.from;
+    for (int64_t j = 0; j <= a.width; ++j) copy(to + j * a.D, g.sums + j * g.s.pitch, g.s.channels);
+    return true;
 }
 
-// The blocks' sums in the order of time.
-void finish(const Convolution& a, int64_t index) {
+// The gradients of weight and bias: the sums of all blocks, in the order of time.
+void sum_blocks(const Convolution& a, int64_t index) {
     int64_t from = index * COLUMNS, channels = a.D - from < COLUMNS ? a.D - from : COLUMNS, place = a.D * (a.width + 1);
     for (int64_t j = 0; j <= a.width; ++j) {
         double total[COLUMNS] = {};
@@ -290,16 +294,28 @@ void finish(const Convolution& a, int64_t index) {
     }
 }
 
+// Runs `strip` over all blocks and strips. One may be a single token: a thread takes at least as many as fill 64 KiB.
+const char* over_strips(const Convolution& a, Loop loop, bool (*strip)(const Convolution&, int64_t)) {
+    int64_t floats = (a.T < a.block ? a.T : a.block) * (a.D < STRIP ? a.D : STRIP);
+    return parallel(a.blocks * strips(a), 1 + (1 << 14) / (1 + floats), loop, [&](int64_t begin, int64_t end) {
+        bool done = true;
+        for (int64_t i = begin; i < end && done; ++i) done = strip(a, i);
+        return done;
+    });
+}
+
 }  // namespace
 
-#define NAME(step, isa) rebracket_convolution_##step##_##isa
-#define EXPORT(step, isa) NAME(step, isa)
-extern "C" void EXPORT(forward, ISA)(const Convolution* call, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) forward(*call, i);
+KERNEL(convolution_forward, Convolution) {
+    CHECK(check_convolution_forward(call));
+    return over_strips(call, loop, forward);
 }
-extern "C" void EXPORT(backward, ISA)(const Convolution* call, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) backward(*call, i);
-}
-extern "C" void EXPORT(finish, ISA)(const Convolution* call, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) finish(*call, i);
+
+KERNEL(convolution_backward, Convolution) {
+    CHECK(check_convolution_backward(call));
+    CHECK(over_strips(call, loop, backward));
+    return parallel((call.D + COLUMNS - 1) / COLUMNS, 1, loop, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) sum_blocks(call, i);
+        return true;
+    });
 }

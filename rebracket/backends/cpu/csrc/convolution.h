@@ -6,12 +6,9 @@
 
 extern "C" {
 
-constexpr int64_t STRIP = 1024;   // channels of a unit of work
-constexpr int64_t COLUMNS = 64;   // and of one that adds up the sums
-
 struct Convolution {
     int64_t T, D, N, width;
-    int64_t block, blocks;  // tokens of a unit of work; units of all sequences, each of which has one at least
+    int64_t block, blocks;  // tokens of a block, at which sums are made; blocks of all sequences, each of which has one at least
     int32_t silu;
     int32_t dtype;  // Dtype of x, y, the tails and their gradients
     int32_t weight_dtype, bias_dtype;

@@ -1,7 +1,7 @@
-// The library's doors: which instruction sets this machine runs, and each kernel over all units on torch's threads.
+// What the library exports: its description, the instruction sets this machine runs, and every kernel of the list.
+#include <cstddef>
 #include <cstring>
-#include "convolution.h"
-#include "recurrence.h"
+#include "kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,35 +12,21 @@
 
 #define VISIBLE extern "C" __attribute__((visibility("default")))
 
-using Kernel = void (*)(const Call*, int64_t, int64_t);
-using BackKernel = void (*)(const Call*, const Gradients*, int64_t, int64_t);
-using StripKernel = void (*)(const Convolution*, int64_t, int64_t);
-// torch's own loop over its threads: torch_parallel_for of its stable C interface.
-using Loop = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* with);
-
 #ifndef ISAS  // the build lists the instruction sets it compiled, the best first
 #define ISAS(X) X(baseline)
 #endif
 
-#define DECLARE(isa)                                                        \
-    extern "C" void rebracket_forward_##isa(const Call*, int64_t, int64_t); \
-    extern "C" void rebracket_step_##isa(const Call*, int64_t, int64_t);    \
-    extern "C" void rebracket_backward_##isa(const Call*, const Gradients*, int64_t, int64_t); \
-    extern "C" void rebracket_carry_##isa(const Call*, const Gradients*, int64_t, int64_t);    \
-    extern "C" void rebracket_pieces_##isa(const Call*, const Gradients*, int64_t, int64_t);   \
-    extern "C" void rebracket_convolution_forward_##isa(const Convolution*, int64_t, int64_t);  \
-    extern "C" void rebracket_convolution_backward_##isa(const Convolution*, int64_t, int64_t); \
-    extern "C" void rebracket_convolution_finish_##isa(const Convolution*, int64_t, int64_t);
-ISAS(DECLARE)
+#define DECLARE(name, structure, isa) extern "C" const char* KERNEL_NAME(name, isa)(const structure& call, Loop loop);
+#define DECLARE_ALL(isa) KERNELS(DECLARE, isa)
+ISAS(DECLARE_ALL)
 
 namespace {
 
+#define POINTER(name, structure, isa) const char* (*name)(const structure& call, Loop loop);
 struct Set {
     const char* name;
     bool runs;
-    Kernel forward, step;
-    BackKernel backward, carry, pieces;
-    StripKernel convolve, convolve_back, convolve_finish;
+    KERNELS(POINTER, )
 };
 
 // What this machine and its system allow, as the processor tells it.
@@ -60,64 +46,49 @@ struct Cpu {
 };
 const Cpu cpu;
 
-#define SET(isa)                                                                                \
-    {#isa,                                                                                      \
-     cpu.isa,                                                                                   \
-     rebracket_forward_##isa,                                                                   \
-     rebracket_step_##isa,                                                                      \
-     rebracket_backward_##isa,                                                                  \
-     rebracket_carry_##isa,                                                                     \
-     rebracket_pieces_##isa,                                                                    \
-     rebracket_convolution_forward_##isa,                                                       \
-     rebracket_convolution_backward_##isa,                                                      \
-     rebracket_convolution_finish_##isa},
+#define ENTRY(name, structure, isa) KERNEL_NAME(name, isa),
+#define SET(isa) {#isa, cpu.isa, KERNELS(ENTRY, isa)},
 const Set sets[] = {ISAS(SET)};
 
-struct Work {
-    const Call* call;
-    const Gradients* gradients;
-    Kernel kernel;
-    BackKernel back;
+struct Fact {
+    const char* name;
+    int64_t value;
 };
 
-void body(int64_t begin, int64_t end, void* with) {
-    const Work& work = *static_cast<Work*>(with);
-    if (work.back)
-        work.back(work.call, work.gradients, begin, end);
-    else
-        work.kernel(work.call, begin, end);
-}
-
-void spread(Work work, int64_t units, int64_t grain, Loop loop) {
-    if (loop && units > grain)
-        loop(0, units, grain, body, &work);
-    else
-        body(0, units, &work);
-}
-
-struct StripWork {
-    const Convolution* call;
-    StripKernel kernel;
+// What a caller has to agree with: the version, which is raised where a meaning changes and no size does; the shared constants;
+// the size of the structure of every kernel; the size of every structure and the place of each of its fields.
+#define KERNEL_FACT(name, structure, isa) {"kernel " #name, sizeof(structure)},
+#define SIZE(structure) {"size " #structure, sizeof(structure)}
+#define AT(structure, field) {#structure "." #field, offsetof(structure, field)}
+const Fact facts[] = {
+    {"version", 1},
+    {"chunk_writes", CHUNK_WRITES},
+    {"segment_writes", SEGMENT_WRITES},
+    KERNELS(KERNEL_FACT, )
+#define ROWS(field) AT(Rows, field)
+    SIZE(Rows), ROWS(data), ROWS(batch), ROWS(time), ROWS(head), ROWS(heads), ROWS(dtype), ROWS(B), ROWS(T), ROWS(D),
+#define CALL(field) AT(Call, field)
+    SIZE(Call), CALL(B), CALL(T), CALL(H), CALL(K), CALL(V), CALL(N), CALL(per_token), CALL(slices), CALL(segments), CALL(decay),
+    CALL(normalize), CALL(scale), CALL(q), CALL(k), CALL(v), CALL(r), CALL(beta), CALL(log_decay), CALL(out), CALL(bonus), CALL(offsets),
+    CALL(memory_in), CALL(key_sum_in), CALL(memory_out), CALL(key_sum_out), CALL(entries), CALL(first_segment), CALL(carries), CALL(wrong),
+#define GRADIENT(field) AT(Gradients, field)
+    SIZE(Gradients), GRADIENT(out), GRADIENT(q), GRADIENT(k), GRADIENT(v), GRADIENT(r), GRADIENT(beta), GRADIENT(log_decay),
+    GRADIENT(memory_out), GRADIENT(key_sum_out), GRADIENT(memory_in), GRADIENT(key_sum_in), GRADIENT(bonus),
+    SIZE(Backward), AT(Backward, call), AT(Backward, gradients),
+#define CONVOLUTION(field) AT(Convolution, field)
+    SIZE(Convolution), CONVOLUTION(T), CONVOLUTION(D), CONVOLUTION(N), CONVOLUTION(width), CONVOLUTION(block), CONVOLUTION(blocks),
+    CONVOLUTION(silu), CONVOLUTION(dtype), CONVOLUTION(weight_dtype), CONVOLUTION(bias_dtype), CONVOLUTION(x), CONVOLUTION(x_row),
+    CONVOLUTION(x_token), CONVOLUTION(y), CONVOLUTION(tail), CONVOLUTION(tail_out), CONVOLUTION(weight), CONVOLUTION(bias),
+    CONVOLUTION(offsets), CONVOLUTION(first_block), CONVOLUTION(grad_y), CONVOLUTION(grad_y_row), CONVOLUTION(grad_y_token),
+    CONVOLUTION(grad_tail_out), CONVOLUTION(grad_x), CONVOLUTION(grad_tail), CONVOLUTION(sums), CONVOLUTION(grad_weight),
+    CONVOLUTION(grad_bias),
+    {nullptr, 0},
 };
-
-void strip_body(int64_t begin, int64_t end, void* with) {
-    const StripWork& work = *static_cast<StripWork*>(with);
-    work.kernel(work.call, begin, end);
-}
-
-// A unit may be one token: a thread takes at least as many as fill 64 KiB.
-void spread(StripWork work, int64_t units, Loop loop) {
-    int64_t tokens = work.call->T < work.call->block ? work.call->T : work.call->block;
-    int64_t grain = 1 + (1 << 14) / (1 + tokens * (work.call->D < STRIP ? work.call->D : STRIP));
-    if (loop && units > grain)
-        loop(0, units, grain, strip_body, &work);
-    else
-        strip_body(0, units, &work);
-}
-
-int64_t strips(const Convolution* call) { return call->blocks * ((call->D + STRIP - 1) / STRIP); }
 
 }  // namespace
+
+// The description, up to a name that is null.
+VISIBLE const Fact* rebracket_facts() { return facts; }
 
 // Asks for large pages under new memory: a fault for every 4 KiB of a long output can take as long as computing it.
 VISIBLE void rebracket_large_pages(void* data, int64_t bytes) {
@@ -142,31 +113,9 @@ VISIBLE const void* rebracket_kernels(const char* name) {
     return nullptr;
 }
 
-VISIBLE void rebracket_forward(const void* kernels, const Call* call, Loop loop) {
-    spread({call, nullptr, static_cast<const Set*>(kernels)->forward, nullptr}, call->N * call->H * call->slices, 1, loop);
-}
-
-// A step is short: a thread takes at least as many heads as fill 64 KiB.
-VISIBLE void rebracket_step(const void* kernels, const Call* call, Loop loop) {
-    int64_t grain = 1 + (1 << 16) / (4 * call->K * call->V);
-    spread({call, nullptr, static_cast<const Set*>(kernels)->step, nullptr}, call->N * call->H, grain, loop);
-}
-
-VISIBLE void rebracket_backward(const void* kernels, const Call* call, const Gradients* gradients, Loop loop) {
-    const Set& set = *static_cast<const Set*>(kernels);
-    if (!call->carries) return spread({call, gradients, nullptr, set.backward}, call->N * call->H, 1, loop);
-    spread({call, gradients, nullptr, set.carry}, call->N * call->H * call->slices, 1, loop);
-    Call whole = *call;
-    whole.slices = 1;
-    spread({&whole, gradients, nullptr, set.pieces}, call->first_segment[call->N] * call->H, 1, loop);
-}
-
-VISIBLE void rebracket_convolution_forward(const void* kernels, const Convolution* call, Loop loop) {
-    spread({call, static_cast<const Set*>(kernels)->convolve}, strips(call), loop);
-}
-
-VISIBLE void rebracket_convolution_backward(const void* kernels, const Convolution* call, Loop loop) {
-    const Set& set = *static_cast<const Set*>(kernels);
-    spread({call, set.convolve_back}, strips(call), loop);
-    spread({call, set.convolve_finish}, (call->D + COLUMNS - 1) / COLUMNS, loop);
-}
+// Every kernel of an instruction set, over the threads of `loop`; null, or what does not fit in the call.
+#define EXPORT(name, structure, isa)                                                                          \
+    VISIBLE const char* rebracket_##name(const void* kernels, const structure* call, Loop loop) {             \
+        return static_cast<const Set*>(kernels)->name(*call, loop);                                           \
+    }
+KERNELS(EXPORT, )

@@ -1,96 +1,102 @@
 // The recurrence forward; the state of one sequence and head stays in cache throughout.
 //
 //     O = scale ((G * Q) S + A U),  S' = Diag(G[C]) S + (D[C,.] * K)^T U
+#include "check.h"
 #include "chunk.h"
 
 namespace {
 
-// What multiplies the read of row i, put where the read is made from: on its decay since entry and its row of scores.
-void scale_reads(Unit& u) {
+// Multiplies each read by its factor, by way of what it is made from: its decay since the chunk began and its row of scores.
+void scale_reads(HeadSlice& s) {
     for (int i = 0; i < C; ++i) {
-        float by = factor(u, i);
-        u.entry[i] *= by;
-        for (int n = i * C; n < i * C + C; n += W) store(u.q_scores + n, by * load(u.q_scores + n));
+        float by = read_scale(s, i);
+        s.since_start[i] *= by;
+        for (int n = i * C; n < i * C + C; n += W) store(s.q_scores + n, by * load(s.q_scores + n));
     }
 }
 
-// N vectors of columns of O from `n` on, into `to`; a few rows, which read nothing written after them, at a time.
+// N vectors of columns of O from `n` on, into `to`; a few rows at a time, which read nothing written after them.
 template <int N>
-INLINE void read_columns(Unit& u, float* to, int64_t ld, int64_t n) {
+INLINE void read_columns(HeadSlice& s, float* to, int64_t ld, int64_t n) {
     for (int m = 0; m < C; m += TILE_R) {
         vec acc[TILE_R][N] = {};
-        u.ahead.some();
-        accumulate(acc, u.q_rows + m * u.Kp, u.Kp, 1, u.S + n, u.Vp, u.Kp);
+        s.prefetch.issue();
+        accumulate(acc, s.q_rows + m * s.Kp, s.Kp, 1, s.S + n, s.Vp, s.Kp);
         for (int r = 0; r < TILE_R; ++r)
-            for (int i = 0; i < N; ++i) acc[r][i] *= u.entry[m + r];
-        accumulate(acc, u.q_scores + m * C, C, 1, u.written + n, u.Vp, m + TILE_R);
-        put(acc, to + m * ld + n, ld);
+            for (int i = 0; i < N; ++i) acc[r][i] *= s.since_start[m + r];
+        accumulate(acc, s.q_scores + m * C, C, 1, s.written + n, s.Vp, m + TILE_R);
+        store_tile(acc, to + m * ld + n, ld);
     }
 }
 
-void read_out(Unit& u, float* to, int64_t ld) {
+void compute_outputs(HeadSlice& s, float* to, int64_t ld) {
     int64_t n = 0;
-    for (; n + TILE_N * W <= u.Vp; n += TILE_N * W) read_columns<TILE_N>(u, to, ld, n);
-    for (; n < u.Vp; n += W) read_columns<1>(u, to, ld, n);
+    for (; n + TILE_N * W <= s.Vp; n += TILE_N * W) read_columns<TILE_N>(s, to, ld, n);
+    for (; n < s.Vp; n += W) read_columns<1>(s, to, ld, n);
 }
 
-// The outputs of the chunk's tokens, straight to where the caller wants them if whole rows of floats fit there.
-void emit(Unit& u, const Tokens& at) {
-    scale_reads(u);
-    if (at.count == C && u.V == u.Vp && u.outputs.dtype == FLOAT32)
-        return read_out(u, reinterpret_cast<float*>(u.outputs.at(at.first)), u.outputs.step / sizeof(float));
-    read_out(u, u.out, u.Vp);
-    write_rows(u.outputs, at.first, at.count, u.out + at.row * u.Vp, u.call.per_token * u.Vp);
+// The outputs of the chunk's tokens, straight into the caller's tensor if whole rows of floats fit there.
+void write_outputs(HeadSlice& s, const Tokens& at) {
+    scale_reads(s);
+    if (at.count == C && s.V == s.Vp && s.outputs.dtype == FLOAT32)
+        return compute_outputs(s, reinterpret_cast<float*>(s.outputs.at(at.first)), s.outputs.step / sizeof(float));
+    compute_outputs(s, s.out, s.Vp);
+    write_rows(s.outputs, at.first, at.count, s.out + at.row * s.Vp, s.call.per_token * s.Vp);
 }
 
-void keep_state(Unit& u, int64_t segment) {
-    if (!u.call.entries) return;
-    float* to = saved(u, segment);
-    for (int64_t d = 0; d < u.call.K; ++d) copy(to + d * u.call.V + u.v0, u.S + d * u.Vp, u.V);
-    if (u.call.normalize && u.v0 == 0) copy(to + u.call.K * u.call.V, u.z, u.call.K);
+void save_state(HeadSlice& s, int64_t segment) {
+    if (!s.call.entries) return;
+    float* to = saved_state(s, segment);
+    for (int64_t d = 0; d < s.call.K; ++d) copy(to + d * s.call.V + s.v0, s.S + d * s.Vp, s.V);
+    if (s.call.normalize && s.v0 == 0) copy(to + s.call.K * s.call.V, s.z, s.call.K);
 }
 
-// Writes [w, last) of a unit, at most a segment; `next` is the unit whose rows, from `next_w` on, will be read after them.
-void segment(Unit& u, int64_t w, int64_t last, Unit& next, int64_t next_w) {
-    const int64_t per_token = u.call.per_token;
+// The chunks of writes [w, last), at most a segment. `next` is the slice that follows, at write `next_w`.
+void segment_forward(HeadSlice& s, int64_t w, int64_t last, HeadSlice& next, int64_t next_w) {
+    const int64_t per_token = s.call.per_token;
     for (; w < last; w += C) {
-        int writes = pack(u, w, last);
-        const Unit& then = w + C < last ? u : next;
-        ask_inputs(u.ahead, then, w + C < last ? w + C : next_w, then.outputs);
-        resolve(u);
-        if (u.call.normalize) add_up(u);
-        emit(u, tokens(w, writes, per_token, per_token - 1));
-        advance(u, u.S);
-        if (u.call.normalize) advance_sum(u, u.z);
+        int writes = read_chunk(s, w, last);
+        const HeadSlice& then = w + C < last ? s : next;
+        want_inputs(s.prefetch, then, w + C < last ? w + C : next_w, then.outputs);
+        compute_writes(s);
+        if (s.call.normalize) compute_normalizers(s);
+        write_outputs(s, tokens(w, writes, per_token, per_token - 1));
+        advance_state(s, s.S);
+        if (s.call.normalize) advance_key_sum(s, s.z);
     }
 }
 
-void run(const Call& a, int64_t index, int64_t count) {
-    arena.reserve(scratch(a) + count * (unit_size(a) + state_size(a) + sum_size(a)));
-    Buffers buffers(a);
-    Room<Unit, GROUP> units;
+// A group of slices in turn, a segment each.
+bool forward_group(const Call& a, int64_t index, int64_t count) {
+    if (!arena.reserve(chunk_size(a) + count * (slice_size(a) + state_size(a) + sum_size(a)))) return false;
+    ChunkBuffers buffers(a);
+    Storage<HeadSlice, GROUP> slices;
     for (int64_t i = 0; i < count; ++i) {
         buffers.S = arena.take(state_size(a)), buffers.z = arena.take(sum_size(a));
-        enter(*new (&units[i]) Unit(a, index + i, buffers));
+        load_state(*new (&slices[i]) HeadSlice(a, index + i, buffers));
     }
-    int64_t last = end(units[0]);
-    for (int64_t w = begin(units[0]), s = 0; w < last; w += SEGMENT * C, ++s)
+    int64_t last = end(slices[0]);
+    for (int64_t w = begin(slices[0]), segment = 0; w < last; w += SEGMENT_WRITES, ++segment)
         for (int64_t i = 0; i < count; ++i) {
-            keep_state(units[i], s);
-            int64_t stop = w + SEGMENT * C < last ? w + SEGMENT * C : last;
+            save_state(slices[i], segment);
+            int64_t stop = w + SEGMENT_WRITES < last ? w + SEGMENT_WRITES : last;
             bool around = i + 1 == count;
-            segment(units[i], w, stop, units[around ? 0 : i + 1], around ? stop : w);
+            segment_forward(slices[i], w, stop, slices[around ? 0 : i + 1], around ? stop : w);
         }
     for (int64_t i = 0; i < count; ++i) {
-        leave(units[i]);
-        if (units[i].wrong) *a.wrong = 1;
+        store_state(slices[i]);
+        if (slices[i].wrong) *a.wrong = 1;
     }
+    return true;
 }
 
 }  // namespace
 
-#define NAME(isa) rebracket_forward_##isa
-#define EXPORT(isa) NAME(isa)
-extern "C" void EXPORT(ISA)(const Call* call, int64_t begin, int64_t end) {
-    for (int64_t i = begin, count; i < end; i += count) run(*call, i, count = together(*call, i, end));
+KERNEL(forward, Call) {
+    CHECK(check_forward(call));
+    return parallel(call.N * call.H * call.slices, 1, loop, [&](int64_t begin, int64_t end) {
+        bool done = true;
+        for (int64_t i = begin, count; i < end && done; i += count) done = forward_group(call, i, count = group_size(call, i, end));
+        return done;
+    });
 }

@@ -2,7 +2,7 @@
 // another for every channel. It splits at a border between the two into two factors <= 1: at the middle of the chunk if they lie
 // on its two sides, else at the middle of their half. Pairs within a block of four are made one by one.
 #pragma once
-#include "unit.h"
+#include "head_slice.h"
 
 namespace {
 
@@ -27,38 +27,38 @@ INLINE vec walk_back(vec x, const vec* a, const vec* k, int i, vec* acc) {
 
 // Block b for itself: its factors, its scores, its rows scaled to its borders.
 template <bool ERASING, bool BONUS>
-void score_block(Unit& u, int b) {
-    const int64_t Kp = u.Kp, top = b * BLOCK * Kp, q0 = (u.stacked - C) * Kp + top;
+void score_block(HeadSlice& s, int b) {
+    const int64_t Kp = s.Kp, top = b * BLOCK * Kp, q0 = (s.stacked - C) * Kp + top;
     vec q_scores[BLOCK * BLOCK] = {}, r_scores[BLOCK * BLOCK] = {};
     ivec fine = splat(0) == splat(0);
     for (int64_t d = 0; d < Kp; d += W) {
         vec a[BLOCK], k[BLOCK], end = splat(1);
         for (int i = 0; i < BLOCK; ++i) {
-            vec log = load(u.channel + top + i * Kp + d);
+            vec log = load(s.channel + top + i * Kp + d);
             fine &= log <= splat(0);
-            a[i] = exp_negative(log), k[i] = load(u.k + top + i * Kp + d);
-            store(u.channel + top + i * Kp + d, a[i]);
+            a[i] = exp_negative(log), k[i] = load(s.k + top + i * Kp + d);
+            store(s.channel + top + i * Kp + d, a[i]);
         }
         for (int j = BLOCK - 1; j >= 0; --j) {
-            store(u.keys_within + top + j * Kp + d, end * k[j]);
+            store(s.keys_within + top + j * Kp + d, end * k[j]);
             end *= a[j];
         }
-        store(u.products + b * Kp + d, end);
+        store(s.products + b * Kp + d, end);
 #pragma GCC unroll 4
         for (int i = 0; i < BLOCK; ++i) {
-            vec q = load(u.plain + q0 + i * Kp + d);
+            vec q = load(s.given + q0 + i * Kp + d);
             if (BONUS) {  // a read before the decay of its own token, which add_bonus lets it meet
                 if (i) q = walk_back<true>(q, a, k, i - 1, q_scores + BLOCK);
             } else {
                 q = walk_back<true>(q, a, k, i, q_scores);
             }
-            store(u.within + q0 + i * Kp + d, q);
-            if (ERASING) store(u.within + top + i * Kp + d, walk_back<false>(load(u.plain + top + i * Kp + d), a, k, i, r_scores));
+            store(s.within + q0 + i * Kp + d, q);
+            if (ERASING) store(s.within + top + i * Kp + d, walk_back<false>(load(s.given + top + i * Kp + d), a, k, i, r_scores));
         }
     }
-    for (int n = 0; n < W; ++n) u.wrong |= !fine[n];
-    put_block(q_scores, u.q_scores + b * BLOCK * (C + 1));
-    if (ERASING) put_block(r_scores, u.scores + b * BLOCK * (C + 1));
+    for (int n = 0; n < W; ++n) s.wrong |= !fine[n];
+    put_block(q_scores, s.q_scores + b * BLOCK * (C + 1));
+    if (ERASING) put_block(r_scores, s.scores + b * BLOCK * (C + 1));
 }
 
 // Reads of block I and keys of block J, both scaled to the border between them.
@@ -75,15 +75,15 @@ void score_pair(const float* reads, const float* keys, int64_t Kp, float* to) {
     put_block(acc, to);
 }
 
-void score_pairs(const Unit& u, const float* within, const float* half, float* scores) {
-    const int64_t Kp = u.Kp, block = BLOCK * Kp;
+void score_pairs(const HeadSlice& s, const float* within, const float* half, float* scores) {
+    const int64_t Kp = s.Kp, block = BLOCK * Kp;
     auto at = [&](int i, int j) { return scores + (i * C + j) * BLOCK; };
-    score_pair(within + block, u.keys_within, Kp, at(1, 0));
-    score_pair(within + 2 * block, u.keys_half, Kp, at(2, 0));
-    score_pair(within + 2 * block, u.keys_within + block, Kp, at(2, 1));
-    score_pair(half, u.keys_half, Kp, at(3, 0));
-    score_pair(half, u.keys_within + block, Kp, at(3, 1));
-    score_pair(within + 3 * block, u.keys_within + 2 * block, Kp, at(3, 2));
+    score_pair(within + block, s.keys_within, Kp, at(1, 0));
+    score_pair(within + 2 * block, s.keys_half, Kp, at(2, 0));
+    score_pair(within + 2 * block, s.keys_within + block, Kp, at(2, 1));
+    score_pair(half, s.keys_half, Kp, at(3, 0));
+    score_pair(half, s.keys_within + block, Kp, at(3, 1));
+    score_pair(within + 3 * block, s.keys_within + 2 * block, Kp, at(3, 2));
 }
 
 // Rows `from` of a block, times a vector of channels.
@@ -92,33 +92,33 @@ INLINE void scale_block(const float* from, vec by, int64_t Kp, float* to) {
 }
 
 // From rows scaled within their block to rows scaled within their half, and from the beginning or to the end of the chunk.
-void scale_blocks(Unit& u) {
-    const int64_t Kp = u.Kp, block = BLOCK * Kp;
+void scale_blocks(HeadSlice& s) {
+    const int64_t Kp = s.Kp, block = BLOCK * Kp;
     for (int64_t d = 0; d < Kp; d += W) {
-        const vec a = load(u.products + d), b = load(u.products + Kp + d), c = load(u.products + 2 * Kp + d),
-                  e = load(u.products + 3 * Kp + d), one = splat(1);
+        const vec a = load(s.products + d), b = load(s.products + Kp + d), c = load(s.products + 2 * Kp + d),
+                  e = load(s.products + 3 * Kp + d), one = splat(1);
         const vec since[] = {one, a, a * b, a * b * c}, until[] = {b * c * e, c * e, e, one};
-        store(u.gain + d, a * b * c * e);
-        scale_block(u.keys_within + d, b, Kp, u.keys_half + d);
-        for (int i = 0; i < C / BLOCK; ++i) scale_block(u.keys_within + i * block + d, until[i], Kp, u.keys + i * block + d);
-        for (int64_t rows = 0; rows < u.stacked / C; ++rows) {
-            const float* within = u.within + rows * C * Kp + d;
-            scale_block(within + 3 * block, c, Kp, u.half + rows * block + d);
-            for (int i = 0; i < C / BLOCK; ++i) scale_block(within + i * block, since[i], Kp, u.rows + rows * C * Kp + i * block + d);
+        store(s.chunk_decay + d, a * b * c * e);
+        scale_block(s.keys_within + d, b, Kp, s.keys_half + d);
+        for (int i = 0; i < C / BLOCK; ++i) scale_block(s.keys_within + i * block + d, until[i], Kp, s.keys + i * block + d);
+        for (int64_t rows = 0; rows < s.stacked / C; ++rows) {
+            const float* within = s.within + rows * C * Kp + d;
+            scale_block(within + 3 * block, c, Kp, s.half + rows * block + d);
+            for (int i = 0; i < C / BLOCK; ++i) scale_block(within + i * block, since[i], Kp, s.rows + rows * C * Kp + i * block + d);
         }
     }
 }
 
-void score_by_channel(Unit& u) {
-    auto score = u.erasing ? score_block<true, false> : u.call.bonus ? score_block<false, true> : score_block<false, false>;
-    fill(u.scores, u.stacked * C, 0);
-    for (int b = 0; b < C / BLOCK; ++b) score(u, b);
-    scale_blocks(u);
-    const int64_t q = u.stacked / C - 1;
-    score_pairs(u, u.within + q * C * u.Kp, u.half + q * BLOCK * u.Kp, u.q_scores);
-    if (u.erasing) score_pairs(u, u.within, u.half, u.scores);
-    fill(u.entry, C, 1);
-    fill(u.weights, C * C, 1);
+void score_by_channel(HeadSlice& s) {
+    auto score = s.erasing ? score_block<true, false> : s.call.bonus ? score_block<false, true> : score_block<false, false>;
+    fill(s.scores, s.stacked * C, 0);
+    for (int b = 0; b < C / BLOCK; ++b) score(s, b);
+    scale_blocks(s);
+    const int64_t q = s.stacked / C - 1;
+    score_pairs(s, s.within + q * C * s.Kp, s.half + q * BLOCK * s.Kp, s.q_scores);
+    if (s.erasing) score_pairs(s, s.within, s.half, s.scores);
+    fill(s.since_start, C, 1);
+    fill(s.weights, C * C, 1);
 }
 
 }  // namespace

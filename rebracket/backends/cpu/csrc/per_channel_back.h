@@ -1,49 +1,49 @@
 // Gradients of a chunk's rows and decays under one decay a channel; every term of a decay's gradient is a product that holds the
 // decay itself, as under one decay a token.
 #pragma once
-#include "flow.h"
+#include "head_gradients.h"
 
 namespace {
 
 // The rows of one vector of channels at d, their factors, and the gradients of both.
 struct Channels {
-    const Unit& u;
-    const Flow& f;
+    const HeadSlice& s;
+    const HeadGradients& g;
     const int64_t d, Kp, q0;
     vec a[C], q[C], r[C], k[C], dq[C], dr[C], dk[C], dlog[C];
 
-    Channels(const Unit& u, const Flow& f, int64_t d) : u(u), f(f), d(d), Kp(u.Kp), q0(u.stacked - C) {
+    Channels(const HeadSlice& s, const HeadGradients& g, int64_t d) : s(s), g(g), d(d), Kp(s.Kp), q0(s.stacked - C) {
         for (int i = 0; i < C; ++i) {
-            a[i] = load(u.channel + i * Kp + d), k[i] = load(u.k + i * Kp + d);
-            q[i] = load(u.plain + (q0 + i) * Kp + d), r[i] = q0 ? load(u.plain + i * Kp + d) : vec{};
+            a[i] = load(s.channel + i * Kp + d), k[i] = load(s.k + i * Kp + d);
+            q[i] = load(s.given + (q0 + i) * Kp + d), r[i] = q0 ? load(s.given + i * Kp + d) : vec{};
         }
     }
-    INLINE float a_back(int i, int j) const { return f.dscores[(q0 + i) * C + j]; }
-    INLINE float l_back(int i, int j) const { return f.dscores[i * C + j]; }
+    INLINE float a_back(int i, int j) const { return g.dscores[(q0 + i) * C + j]; }
+    INLINE float l_back(int i, int j) const { return g.dscores[i * C + j]; }
     // Reads scaled to the border below their half (h = 8) or block (h = 4), keys to the border above theirs.
     INLINE vec read_at(int h, int64_t rows, int i) const {
         bool far = h > BLOCK && i >= C - BLOCK;
-        return load(far ? u.half + (rows * BLOCK + i - C + BLOCK) * Kp + d : u.within + (rows * C + i) * Kp + d);
+        return load(far ? s.half + (rows * BLOCK + i - C + BLOCK) * Kp + d : s.within + (rows * C + i) * Kp + d);
     }
-    INLINE vec key_at(int h, int j) const { return load((h > BLOCK && j < BLOCK ? u.keys_half : u.keys_within) + j * Kp + d); }
+    INLINE vec key_at(int h, int j) const { return load((h > BLOCK && j < BLOCK ? s.keys_half : s.keys_within) + j * Kp + d); }
 };
 
-// What came through the state is scaled by the decays since entry or until exit.
+// What came through the state is scaled by the decays since the chunk began or until it ends.
 template <bool ERASING, bool BONUS>
 INLINE void through_state(Channels& c) {
     vec since = splat(1), until = splat(1);
     for (int i = 0; i < C; ++i) {
         vec read = BONUS ? since : since * c.a[i];
         since *= c.a[i];
-        c.dq[i] = read * load(c.f.drows + (c.q0 + i) * c.Kp + c.d);
-        if (ERASING) c.dr[i] = -since * load(c.f.drows + i * c.Kp + c.d);
+        c.dq[i] = read * load(c.g.drows + (c.q0 + i) * c.Kp + c.d);
+        if (ERASING) c.dr[i] = -since * load(c.g.drows + i * c.Kp + c.d);
     }
     for (int j = C - 1; j >= 0; --j) {
-        c.dk[j] = until * load(c.f.dk + j * c.Kp + c.d);
+        c.dk[j] = until * load(c.g.dk + j * c.Kp + c.d);
         until *= c.a[j];
     }
-    vec carried = load(c.f.overlap + c.d), later = {};
-    if (c.u.call.normalize) carried += load(c.u.z + c.d) * load(c.f.dz + c.d);
+    vec carried = load(c.g.overlap + c.d), later = {};
+    if (c.s.call.normalize) carried += load(c.s.z + c.d) * load(c.g.dz + c.d);
     carried *= since;
     for (int m = 0; m < C; ++m) {
         c.dlog[m] = carried;
@@ -118,25 +118,25 @@ INLINE void through_block(Channels& c, int top) {
 }
 
 template <bool ERASING, bool BONUS>
-void channel_gradient(Unit& u, Flow& f) {
-    for (int64_t d = 0; d < u.Kp; d += W) {
-        Channels c(u, f, d);
+void channel_gradient(HeadSlice& s, HeadGradients& g) {
+    for (int64_t d = 0; d < s.Kp; d += W) {
+        Channels c(s, g, d);
         through_state<ERASING, BONUS>(c);
         through_border<ERASING, BONUS, 8>(c, 8);
         through_border<ERASING, BONUS, 4>(c, 4);
         through_border<ERASING, BONUS, 4>(c, 12);
         for (int top = 0; top < C; top += BLOCK) through_block<ERASING, BONUS>(c, top);
         for (int i = 0; i < C; ++i) {
-            store(f.drows + (c.q0 + i) * u.Kp + d, c.dq[i]);
-            if (ERASING) store(f.drows + i * u.Kp + d, c.dr[i]);
-            store(f.dk + i * u.Kp + d, c.dk[i]);
-            store(f.dlog + i * u.Kp + d, c.a[i] == splat(0) ? vec{} : c.dlog[i]);
+            store(g.drows + (c.q0 + i) * s.Kp + d, c.dq[i]);
+            if (ERASING) store(g.drows + i * s.Kp + d, c.dr[i]);
+            store(g.dk + i * s.Kp + d, c.dk[i]);
+            store(g.dlog + i * s.Kp + d, c.a[i] == splat(0) ? vec{} : c.dlog[i]);
         }
     }
 }
 
-void channel_gradients(Unit& u, Flow& f) {
-    u.erasing ? channel_gradient<true, false>(u, f) : u.call.bonus ? channel_gradient<false, true>(u, f) : channel_gradient<false, false>(u, f);
+void channel_gradients(HeadSlice& s, HeadGradients& g) {
+    s.erasing ? channel_gradient<true, false>(s, g) : s.call.bonus ? channel_gradient<false, true>(s, g) : channel_gradient<false, false>(s, g);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Scores under one decay a token, or none: products of rows, weighted afterwards.
 #pragma once
-#include "unit.h"
+#include "head_slice.h"
 
 namespace {
 
@@ -14,7 +14,7 @@ struct Triangle {
 };
 constexpr Triangle triangle;
 
-INLINE vec keep(vec x, const int32_t* mask) {
+INLINE vec masked(vec x, const int32_t* mask) {
     ivec bits, m;
     __builtin_memcpy(&bits, &x, sizeof x);
     __builtin_memcpy(&m, mask, sizeof m);
@@ -24,35 +24,35 @@ INLINE vec keep(vec x, const int32_t* mask) {
 }
 
 // D under one decay a token: every weight is exp of the sum over exactly its own interval.
-void weights_by_token(Unit& u) {
+void weights_by_token(HeadSlice& s) {
     vec sums[C / W] = {};
     float since = 0;
     for (int i = 0; i < C; ++i) {
-        u.wrong |= !(u.log[i] <= 0);
-        u.entry[i] = since += u.log[i];
+        s.wrong |= !(s.log[i] <= 0);
+        s.since_start[i] = since += s.log[i];
         for (int n = 0; n < C / W; ++n) {
-            sums[n] += keep(splat(u.log[i]), triangle.below[i] + n * W);
-            store(u.weights + i * C + n * W, keep(exp_negative(sums[n]), triangle.upto[i] + n * W));
+            sums[n] += masked(splat(s.log[i]), triangle.below[i] + n * W);
+            store(s.weights + i * C + n * W, masked(exp_negative(sums[n]), triangle.upto[i] + n * W));
         }
     }
-    for (int n = 0; n < C; n += W) store(u.entry + n, exp_negative(load(u.entry + n)));
-    for (int n = 0; n < C; n += W) store(u.leave + n, load(u.weights + (C - 1) * C + n));
+    for (int n = 0; n < C; n += W) store(s.since_start + n, exp_negative(load(s.since_start + n)));
+    for (int n = 0; n < C; n += W) store(s.until_end + n, load(s.weights + (C - 1) * C + n));
 }
 
-void weights_by_one(Unit& u) {
-    for (int i = 0; i < C * C; i += W) store(u.weights + i, keep(splat(1), triangle.upto[0] + i));
-    fill(u.entry, C, 1);
-    fill(u.leave, C, 1);
+void weights_by_one(HeadSlice& s) {
+    for (int i = 0; i < C * C; i += W) store(s.weights + i, masked(splat(1), triangle.upto[0] + i));
+    fill(s.since_start, C, 1);
+    fill(s.until_end, C, 1);
 }
 
 // Scores times weights, outside the triangle exactly zero. With a bonus a read has seen the decays before its own token.
-void weigh(Unit& u) {
-    const bool bonus = u.call.bonus;
+void apply_weights(HeadSlice& s) {
+    const bool bonus = s.call.bonus;
     const int32_t* mask = (bonus ? triangle.below : triangle.upto)[0];
     for (int i = 0; i < C * C; i += W) {
-        float *l = u.scores + i, *a = u.q_scores + i;
-        if (u.erasing) store(l, keep(load(l) * load(u.weights + i), triangle.below[0] + i));
-        store(a, keep(load(a) * load(u.weights + (bonus && i >= C ? i - C : i)), mask + i));
+        float *l = s.scores + i, *a = s.q_scores + i;
+        if (s.erasing) store(l, masked(load(l) * load(s.weights + i), triangle.below[0] + i));
+        store(a, masked(load(a) * load(s.weights + (bonus && i >= C ? i - C : i)), mask + i));
     }
 }
 

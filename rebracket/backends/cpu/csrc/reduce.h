@@ -1,6 +1,6 @@
 // Sixteen dot products finished at once.
 #pragma once
-#include "gemm.h"
+#include "products.h"
 
 namespace {
 

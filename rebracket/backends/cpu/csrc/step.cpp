@@ -1,16 +1,17 @@
-// One token of every sequence and head, the state updated where it lies (or into another place).
+// One token of every sequence and head; the new state may be written over the old one.
 //
 //     S' = Diag(a) S + k u^T,  u = beta (v - (a * S)^T r),  o = scale ((a * S)^T q + (q . k) u)
 //
-// Both reads need only the old state, so it is read twice from memory near by and written once.
+// Both reads need only the old state, so it is read twice, the second time from cache, and written once.
+#include "check.h"
 #include "chunk.h"
 
 namespace {
 
 #if WIDTH == 16
-constexpr int WIDE = 8;  // a whole row of 128 columns, so that the state streams in order
+constexpr int UNROLLED = 8;  // a whole row of 128 columns, so that the state streams in order
 #else
-constexpr int WIDE = 4;
+constexpr int UNROLLED = 4;
 #endif
 
 // One sequence and head. The old state is read with q and r after these have taken the decay (q not, where a bonus comes
@@ -22,7 +23,6 @@ struct Token {
     float beta = 1, own;  // own: weight of the token's own write in its read
 
     Token(const Call& call, int64_t index) : call(call), row(index), Kp(padded(call.K)), Vp(padded(call.V)) {
-        arena.reserve(4 * Kp + 2 * Vp);
         q = arena.take(Kp), k = arena.take(Kp), r = arena.take(Kp), a = arena.take(Kp);
         v = arena.take(Vp), read = arena.take(Vp);
         int64_t b = index / call.H, h = index % call.H;
@@ -30,6 +30,7 @@ struct Token {
         own = own_weight(h);
         decay(b, h);
     }
+    static bool reserve(const Call& call) { return arena.reserve(4 * padded(call.K) + 2 * padded(call.V)); }
     void load_terms(int64_t b, int64_t h);
     float own_weight(int64_t h) const;
     void decay(int64_t b, int64_t h);
@@ -79,7 +80,7 @@ void Token::decay(int64_t b, int64_t h) {
 
 // N vectors of value columns: what q and r see of the decayed state, what is written, the new state.
 template <int N>
-INLINE void columns(Token& t, const float* from, float* to, int64_t v) {
+INLINE void step_columns(Token& t, const float* from, float* to, int64_t v) {
     const int64_t K = t.call.K, V = t.call.V;
     const bool erasing = t.call.r.data;
     vec read[N] = {}, recalled[N] = {}, u[N];
@@ -102,7 +103,7 @@ INLINE void columns(Token& t, const float* from, float* to, int64_t v) {
 }
 
 // The value columns that do not fill a vector.
-void column(Token& t, const float* from, float* to, int64_t v) {
+void step_column(Token& t, const float* from, float* to, int64_t v) {
     const int64_t K = t.call.K, V = t.call.V;
     float read = 0, recalled = 0;
     for (int64_t d = 0; d < K; ++d) {
@@ -114,8 +115,8 @@ void column(Token& t, const float* from, float* to, int64_t v) {
     for (int64_t d = 0; d < K; ++d) to[d * V + v] = t.a[d] * from[d * V + v] + t.k[d] * u;
 }
 
-// The sum of keys, and q . z.
-float count(Token& t) {
+// The new sum of keys, and q . z.
+float advance_key_sum(Token& t) {
     const float* from = t.call.key_sum_in + t.row * t.call.K;
     float* to = t.call.key_sum_out + t.row * t.call.K;
     float total = t.own;
@@ -126,23 +127,30 @@ float count(Token& t) {
     return total;
 }
 
-void run(const Call& call, int64_t index) {
+bool step(const Call& call, int64_t index) {
+    if (!Token::reserve(call)) return false;
     Token t(call, index);
     const float* from = call.memory_in + index * call.K * call.V;
     float* to = call.memory_out + index * call.K * call.V;
     int64_t v = 0;
-    for (; v + WIDE * W <= call.V; v += WIDE * W) columns<WIDE>(t, from, to, v);
-    for (; v + W <= call.V; v += W) columns<1>(t, from, to, v);
-    for (; v < call.V; ++v) column(t, from, to, v);
-    float scale = call.normalize ? over(count(t)) : call.scale;
+    for (; v + UNROLLED * W <= call.V; v += UNROLLED * W) step_columns<UNROLLED>(t, from, to, v);
+    for (; v + W <= call.V; v += W) step_columns<1>(t, from, to, v);
+    for (; v < call.V; ++v) step_column(t, from, to, v);
+    float scale = call.normalize ? reciprocal(advance_key_sum(t)) : call.scale;
     for (int64_t n = 0; n < t.Vp; n += W) store(t.read + n, scale * load(t.read + n));
     write_rows(Stream(call.out, index / call.H, index % call.H, call.H, 0, call.V), 0, 1, t.read, 0);
+    return true;
 }
 
 }  // namespace
 
-#define NAME(isa) rebracket_step_##isa
-#define EXPORT(isa) NAME(isa)
-extern "C" void EXPORT(ISA)(const Call* call, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) run(*call, i);
+// A step is short: a thread takes at least as many heads as fill 64 KiB.
+KERNEL(step, Call) {
+    CHECK(check_step(call));
+    const int64_t grain = 1 + (1 << 16) / (4 * call.K * call.V);
+    return parallel(call.N * call.H, grain, loop, [&](int64_t begin, int64_t end) {
+        bool done = true;
+        for (int64_t i = begin; i < end && done; ++i) done = step(call, i);
+        return done;
+    });
 }

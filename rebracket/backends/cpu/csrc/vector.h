@@ -31,7 +31,7 @@ INLINE vec splat(float x) { return x - vec{}; }
 constexpr float LEAST_LOG = -87.3f;  // the exponential of anything less is taken for 0
 
 // 1 / total, and 0 for a sum of weights so small that gradients of a division by it would overflow.
-INLINE float over(float total) { return total < 0x1p-100f && total > -0x1p-100f ? 0 : 1 / total; }
+INLINE float reciprocal(float total) { return total < 0x1p-100f && total > -0x1p-100f ? 0 : 1 / total; }
 
 INLINE float sum(vec x) {
     float total = 0;

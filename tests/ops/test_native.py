@@ -1,0 +1,134 @@
+"""Operators that torch cannot look into have every derivative that torch asks for, or refuse it by name."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import rebracket as rb
+from rebracket.ops.backend import INSTALLED
+from rebracket.ops.convolution import short_convolution
+from rebracket.testing.budgets import error
+
+LIMIT = 2e-5
+"""A second derivative is a sum of several first ones, each within 5e-6 (float32 in `rebracket.testing.budgets`)."""
+Run = Callable[..., Tensor]
+
+
+def number(*results: Tensor | None) -> Tensor:
+    """One number that depends on all results by more than their sum."""
+    return sum((x.sin() * (i + 1)).sum() for i, x in enumerate(results) if x is not None)  # type: ignore[return-value]
+
+
+def delta(backend: str, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, memory: Tensor) -> Tensor:
+    log_decay = -torch.nn.functional.softplus(decay)
+    write, state = rb.Delta(beta.sigmoid()), rb.State(memory)
+    out, after = rb.linear_attention(q, k, v, log_decay=log_decay, write=write, state=state, backend=backend)
+    return number(out, after.memory)
+
+
+def normalized(backend: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out, state = rb.linear_attention(q.exp(), k.exp(), v, normalize=True, backend=backend)
+    return number(out, state.memory, state.key_sum)
+
+
+def itself(backend: str, x: Tensor) -> Tensor:
+    """One tensor as query, key and value."""
+    return number(rb.linear_attention(x, x, x, write=rb.Delta(0.5), backend=backend).out)
+
+
+def convolution(backend: str, x: Tensor, weight: Tensor, bias: Tensor, tail: Tensor) -> Tensor:
+    return number(*short_convolution(x, weight, bias, tail, activation="silu", backend=backend))
+
+
+T = 20
+CALLS: dict[str, tuple[Run, list[tuple[int, ...]]]] = {
+    "delta": (delta, [(2, T, 3, 4), (2, T, 3, 4), (2, T, 3, 5), (2, T, 3), (2, T, 3, 4), (2, 3, 4, 5)]),
+    "normalized": (normalized, [(2, T, 3, 4), (2, T, 3, 4), (2, T, 3, 5)]),
+    "itself": (itself, [(2, T, 3, 4)]),
+    "convolution": (convolution, [(2, T, 7), (7, 4), (7,), (2, 3, 7)]),
+}
+
+
+def inputs(name: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(len(name))
+    return [0.5 * torch.randn(shape, generator=generator).to(dtype) for shape in CALLS[name][1]]
+
+
+def agree(found: Any, wanted: Any) -> None:
+    """Every tensor of the first within the limit of its like in the second, which is float64."""
+    pairs = zip(tree_leaves(found), tree_leaves(wanted), strict=True)
+    for i, (x, y) in enumerate(pairs):
+        assert error(x, y) < LIMIT, (i, error(x, y))
+
+
+def penalty(run: Run, backend: str, tensors: list[Tensor]) -> list[Tensor]:
+    """First derivatives, and those of the sum of their squares."""
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    first = torch.autograd.grad(run(backend, *leaves), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves)  # type: ignore[arg-type]
+    return [*(x.detach() for x in first), *second]
+
+
+@final
+class Frozen(torch.autograd.Function):
+    """x^2 whose gradient is right but has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 2 * ctx.saved_tensors[0].detach()
+
+
+def test_a_missing_part_of_a_second_derivative_would_be_seen():
+    run, tensors = CALLS["itself"][0], inputs("itself", torch.float64)
+    wanted = penalty(lambda backend, x: run(backend, x * x), "reference", tensors)
+    cut = penalty(lambda backend, x: run(backend, Frozen.apply(x)), "reference", tensors)
+    agree(cut[0], wanted[0])
+    with pytest.raises(AssertionError):
+        agree(cut, wanted)
+
+
+@pytest.mark.parametrize("backend", INSTALLED)
+@pytest.mark.parametrize("name", CALLS)
+def test_second_derivatives_are_those_of_the_reference(name: str, backend: str):
+    run = CALLS[name][0]
+    agree(penalty(run, backend, inputs(name)), penalty(run, "reference", inputs(name, torch.float64)))
+
+
+def test_without_a_graph_the_backward_pass_is_the_kernels_own(monkeypatch: pytest.MonkeyPatch):
+    x = [x.requires_grad_() for x in inputs("itself")]
+    loss = itself("auto", *x)
+    monkeypatch.delitem(INSTALLED, "reference")
+    loss.backward()
+    assert x[0].grad is not None
+
+
+@pytest.mark.parametrize("backend", INSTALLED)
+@pytest.mark.parametrize("name", CALLS)
+def test_functional_gradients_are_those_of_autograd(name: str, backend: str):
+    run, tensors = CALLS[name][0], inputs(name)
+    places = tuple(range(len(tensors)))
+    found = torch.func.grad(lambda *x: run(backend, *x), places)(*tensors)
+    agree(found, penalty(run, "reference", inputs(name, torch.float64))[: len(tensors)])
+
+
+@pytest.mark.parametrize("backend", INSTALLED)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_mapped_call_is_one_call_for_each(name: str, backend: str):
+    run, tensors = CALLS[name][0], inputs(name)
+    several = [torch.stack([x, 0.5 * x, -x]) for x in tensors]
+    found = torch.vmap(lambda *x: run(backend, *x))(*several)
+    agree(found, torch.stack([run("reference", *(x[i].double() for x in several)) for i in range(3)]))
+    places = tuple(range(len(tensors)))
+    per_sample = torch.vmap(torch.func.grad(lambda *x: run(backend, *x), places))(*several)
+    for i in range(3):
+        wanted = penalty(run, "reference", [x[i].double() for x in several])[: len(tensors)]
+        agree([x[i] for x in per_sample], wanted)
