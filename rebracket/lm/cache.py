@@ -41,6 +41,8 @@ class ModelCache(HeldTensors):
         """N, the number of sequences."""
         return self.layers[0].rows
 
+    to_tensors = HeldTensors.tensors  # what a cache has always called it
+
     @classmethod
     def join(cls, caches: Iterable[Self]) -> Self:
         """The rows of several caches of one model in one; shorter keys and values are padded in front."""

@@ -55,6 +55,8 @@ class LayerCache(SavedTensors):
                 mine.copy_(theirs)
         return self
 
+    to_tensors = SavedTensors.tensors  # what a cache has always called it
+
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """The cache of these tensors by name.

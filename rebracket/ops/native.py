@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, final
 
 import torch
@@ -65,30 +65,32 @@ class NativeOperator(Implementation[Kind]):
 
     def compute(self, call: Kind) -> Results:
         """The results of a call: straight if it is plain, under autograd if wanted, else through torch."""
-        tensors = call.tensors().values()
-        if not plain(tensors):
+        named = call.tensors()
+        tensors = named.values()
+        transformed = undisturbed() and transforms()
+        if not transformed and not plain(tensors):
             return self.registered(*vars(call).values(), learns(tensors))[: self.results]
-        if learns(tensors) or transforms():
-            return Eager.of(self, call)
-        return self.forward(with_memory(call), keep=False)[: self.results]
+        if transformed or learns(tensors):
+            return Eager.apply(self, without(call, named), tuple(named), *tensors)[: self.results]
+        check_memory(named)
+        return self.forward(call, keep=False)[: self.results]
+
+
+def without(call: Any, names: Iterable[str]) -> Any:
+    """A call in which None stands for its tensors."""
+    return dataclasses.replace(call, **dict.fromkeys(names))
 
 
 @final
 class Eager(torch.autograd.Function):
     """A plain call under autograd and under the transforms of torch.func."""
 
-    @classmethod
-    def of(cls, operator: NativeOperator[Any], call: Any) -> Results:
-        """The results of a call."""
-        named = call.tensors()
-        bare = dataclasses.replace(call, **dict.fromkeys(named))
-        return cls.apply(operator, bare, tuple(named), *named.values())[: operator.results]
-
     @staticmethod
     def forward(operator: NativeOperator[Any], bare: Any, names: tuple[str, ...], *tensors: Tensor) -> Results:
         """The results and what is kept, for a call in which tensors stand under their names."""
-        call = dataclasses.replace(bare, **dict(zip(names, tensors, strict=True)))
-        return operator.forward(with_memory(call), keep=True)
+        named = dict(zip(names, tensors, strict=True))
+        check_memory(named)
+        return operator.forward(dataclasses.replace(bare, **named), keep=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
@@ -104,10 +106,11 @@ class Eager(torch.autograd.Function):
         """The gradients, in the order of the tensors."""
         saved, kept, grads = ctx.saved_tensors, ctx.operator.kept, grads[: ctx.operator.results]
         call = dataclasses.replace(ctx.bare, **dict(zip(ctx.names, saved[kept:], strict=True)))
-        if torch.is_grad_enabled() or not plain([*saved, *(x for x in grads if x is not None)]) or transforms():
+        if torch.is_grad_enabled() or transforms() or not plain([*saved, *(x for x in grads if x is not None)]):
             found = differentiable_backward(ctx.operator, call, grads)
         else:
-            found = ctx.operator.backward(with_memory(call), saved[:kept], grads)
+            check_memory(call.tensors())
+            found = ctx.operator.backward(call, saved[:kept], grads)
         return None, None, None, *(found.get(name) for name in ctx.names)
 
     @staticmethod
@@ -146,21 +149,21 @@ PLAIN = {Tensor, torch.nn.Parameter}
 
 def plain(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors are numbers in this process's memory, and nothing traces, records or transforms what is done."""
-    return undisturbed() and all(stored(x) for x in tensors)
+    if not undisturbed():
+        return False
+    for x in tensors:
+        if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or x.is_meta or x.is_neg():
+            return False
+        if not x.data_ptr() and x._is_zerotensor():
+            return False
+    return True
 
 
-def stored(x: Tensor) -> bool:
-    """Whether the numbers of x are those in its memory: no subclass, no sparse, nested or lazily changed tensor."""
-    lazy = x.is_neg() or x._is_zerotensor()
-    return type(x) in PLAIN and x.layout is torch.strided and not x.is_nested and not x.is_meta and not lazy
-
-
-def with_memory(call: Any) -> Any:
-    """The call; a tensor whose memory was freed has none to be read."""
-    for name, x in call.tensors().items():
-        if x.numel() and not x.data_ptr():
+def check_memory(tensors: Mapping[str, Tensor]) -> None:
+    """Raises for a tensor whose memory was freed, which has none to be read."""
+    for name, x in tensors.items():
+        if not x.data_ptr() and x.numel():
             raise ValueError(f"{name} has no memory: its storage was freed or resized; restore it before this call")
-    return call
 
 
 def learns(tensors: Iterable[Tensor]) -> bool:
@@ -196,13 +199,16 @@ def register(operator: Operator) -> Operator:
     run_backward = getattr(torch.ops.rebracket, f"{operator.name}_backward").default
 
     def run(*fields: Any) -> Results:
-        return operator.forward(with_memory(operator.call(*fields[:-1])), keep=fields[-1])
+        call = operator.call(*fields[:-1])
+        check_memory(call.tensors())
+        return operator.forward(call, keep=fields[-1])
 
     def outline(*fields: Any) -> Results:
         return operator.outline(operator.call(*fields[:-1]), keep=fields[-1])
 
     def differentiate(kept: list[Tensor], grads: list[Tensor], *fields: Any) -> list[Tensor]:
-        call = with_memory(operator.call(*fields))
+        call = operator.call(*fields)
+        check_memory(call.tensors())
         found = operator.backward(call, tuple(kept), grads)
         return [found[name] if name in found else torch.zeros_like(x) for name, x in floating(call).items()]
 

@@ -16,15 +16,11 @@ LEAST = 2.0**-100
 
 def counted(call: Recurrence) -> Recurrence:
     """The same call without its normalizer and with the column of ones; its sum of keys is the state's last column."""
-    v = torch.nn.functional.pad(call.v, (0, 1), value=1.0)
-    memory = None if call.state is None else with_column(call.state)
+    v, memory = torch.nn.functional.pad(call.v, (0, 1), value=1.0), call.memory
+    if memory is not None:
+        assert call.key_sum is not None
+        memory = torch.cat((memory, call.key_sum[..., None]), -1)
     return replace(call, v=v, normalize=False, memory=memory, key_sum=None, scale=1.0)
-
-
-def with_column(state: State) -> Tensor:
-    """The memory with the sum of keys as its last column."""
-    assert state.key_sum is not None
-    return torch.cat((state.memory, state.key_sum[..., None]), -1)
 
 
 def divided(out: Tensor, state: State) -> Output:

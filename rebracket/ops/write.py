@@ -86,10 +86,6 @@ class WriteRule(ABC):
         """The same rule for one token: tensors [B, ...] become [B, 1, ...]."""
         return self.map(lambda x: x.unsqueeze(1) if x.ndim > 1 else x)
 
-    def without_values(self, V: int) -> Self:
-        """The same rule for values of another dimension that are all zero; what concerns values only becomes zero."""
-        return self
-
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name."""
         return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}

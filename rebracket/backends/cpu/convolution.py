@@ -28,7 +28,7 @@ class ConvolutionKernels(NativeOperator[Convolution]):
     results: ClassVar[int] = 2
 
     def covers(self, call: Convolution) -> str | None:
-        return uncovered("x", call.tensors().values())
+        return uncovered(call, "x", call.x)
 
     def run(self, call: Convolution) -> tuple[Tensor, Tensor]:
         y, tail = self.compute(call)

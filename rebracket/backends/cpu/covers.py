@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from rebracket.backends.cpu import library
 from rebracket.backends.cpu.library import DTYPES
+from rebracket.ops.call import Call
 
 
-def uncovered(name: str, tensors: Collection[Tensor]) -> str | None:
-    """Why tensors are not covered, the first of them being called `name`; None if they are."""
-    first = next(iter(tensors))
+def uncovered(call: Call, name: str, first: Tensor) -> str | None:
+    """Why a call is not covered whose first tensor has this name; None if it is."""
     if first.device.type not in ("cpu", "meta"):
         return f"it runs on the CPU, and {name} is on {first.device}"
     if first.dtype not in DTYPES:
         return f"it computes in float32, and {name} is {first.dtype}"
-    return no_tangent(tensors) or missing()
+    return no_tangent(call) or missing()
 
 
-def no_tangent(tensors: Collection[Tensor]) -> str | None:
-    """Why tensors with a forward-mode derivative are not covered, or None."""
+def no_tangent(call: Call) -> str | None:
+    """Why a call with a forward-mode derivative is not covered, or None."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return None
-    if all(forward_ad.unpack_dual(x).tangent is None for x in tensors):
+    if all(forward_ad.unpack_dual(x).tangent is None for x in call.tensors().values()):
         return None
     return "it has no forward-mode derivative"
 

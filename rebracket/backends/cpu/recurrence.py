@@ -33,7 +33,7 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         if call.chunk is not None and call.chunk * call.per_token != CHUNK_WRITES:
             writes = "" if call.per_token == 1 else f" of {call.per_token} writes"
             return f"its chunks are {CHUNK_WRITES} writes, and {call.chunk} tokens{writes} were asked for"
-        return uncovered("q", call.tensors().values())
+        return uncovered(call, "q", call.q)
 
     def settled(self, call: Recurrence) -> Recurrence:
         return call if call.chunk is not None else replace(call, chunk=-(-CHUNK_WRITES // call.per_token))

@@ -40,7 +40,7 @@ class StepKernels(Implementation[Step]):
     """One write a token; several, and steps with gradients, go as a sequence of one token."""
 
     def covers(self, call: Step) -> str | None:
-        return uncovered("q", call.tensors().values())
+        return uncovered(call, "q", call.token.q)
 
     def run(self, call: Step) -> Output:
         token, held = call.token, call.token.state

@@ -1,7 +1,7 @@
 """Separate gates for erasing and for writing."""
 
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -42,9 +42,6 @@ class GatedErase(WriteRule):
     def check(self, sizes: Sizes) -> None:
         check_shape("erase", self.erase, sizes, "B,T,Hq,K", "B,T,H,K")
         check_shape("write", self.write, sizes, "B,T,H,V")
-
-    def without_values(self, V: int) -> Self:
-        return type(self)(self.erase, self.write.new_zeros(*self.write.shape[:-1], V))
 
     def lower(self, k: Tensor, v: Tensor) -> Writes:
         k, v, erase, write = (at_least_float32(x) for x in (k, v, self.erase, self.write))

@@ -101,13 +101,6 @@ def test_without_a_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch):
         call.run(on("cpu"))
 
 
-def test_second_derivatives_are_refused_not_wrong():
-    leaves = Case(dtype=torch.float32).draw().map(lambda _, x: x.requires_grad_())
-    (grad,) = torch.autograd.grad(leaves.run(on("cpu"))[0].sum(), leaves.x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        grad.sum().backward()
-
-
 @pytest.mark.parametrize("shape", ["plain", "packed"])
 def test_operators_are_well_formed(shape: str):
     call = Case(shape, dtype=torch.float32).draw().map(lambda _, x: x.requires_grad_())
