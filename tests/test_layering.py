@@ -34,6 +34,7 @@ OPEN = (
     "ops.writes",
     "backends",
     "features",
+    "testing.operators",
     "nn.decays",
     "nn.presets",
     "nn.writes",

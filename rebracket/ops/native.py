@@ -193,7 +193,7 @@ def register(operator: Operator) -> Operator:
     outputs = ", ".join(["Tensor"] * (operator.results + operator.kept))
     forward, backward = f"rebracket::{operator.name}", f"rebracket::{operator.name}_backward"
     torch.library.define(forward, f"({fields}, bool keep) -> ({outputs})")
-    torch.library.define(backward, f"(Tensor[] kept, Tensor[] grads, {fields}) -> Tensor[]")
+    torch.library.define(backward, f"(Tensor[] kept, Tensor?[] grads, {fields}) -> Tensor[]")
     type(operator).registered = getattr(torch.ops.rebracket, operator.name).default
     run_backward = getattr(torch.ops.rebracket, f"{operator.name}_backward").default
 
@@ -205,7 +205,7 @@ def register(operator: Operator) -> Operator:
     def outline(*fields: Any) -> Results:
         return operator.outline(operator.call(*fields[:-1]), keep=fields[-1])
 
-    def differentiate(kept: list[Tensor], grads: list[Tensor], *fields: Any) -> list[Tensor]:
+    def differentiate(kept: list[Tensor], grads: list[Tensor | None], *fields: Any) -> list[Tensor]:
         call = operator.call(*fields)
         check_memory(call.tensors())
         found = operator.backward(call, tuple(kept), grads)
@@ -215,11 +215,12 @@ def register(operator: Operator) -> Operator:
         return [x.new_empty(x.shape) for x in floating(operator.call(*fields)).values()]
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+        ctx.set_materialize_grads(False)
         ctx.given = [isinstance(x, Tensor) for x in inputs[:-1]]
         ctx.others = [None if given else x for x, given in zip(inputs, ctx.given, strict=False)]
         ctx.save_for_backward(*output[operator.results :], *(x for x in inputs if isinstance(x, Tensor)))
 
-    def pull_back(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def pull_back(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         kept = [next(saved) for _ in range(operator.kept)]
         fields = [next(saved) if given else x for given, x in zip(ctx.given, ctx.others, strict=True)]

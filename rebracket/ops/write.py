@@ -48,6 +48,18 @@ class Writes:
     per_token: int = 1
 
 
+class Drawing(ABC):
+    """Random tensors shaped by letters, of which `drawn` in a rule's file makes a sample of the rule for the laws."""
+
+    @abstractmethod
+    def uniform(self, low: float, high: float, letters: str) -> Tensor:
+        """Numbers between low and high."""
+
+    @abstractmethod
+    def near_keys(self, letters: str) -> Tensor:
+        """Vectors of length 1 close to the keys of the sample."""
+
+
 class WriteRule(ABC):
     """A way to write a key and its value into the state; a frozen dataclass that carries its tensors."""
 

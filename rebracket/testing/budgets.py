@@ -1,8 +1,8 @@
 """Error budgets: how far a result may lie from the float64 token loop on the same inputs.
 
 The error of a tensor is its largest difference from the exact one over the largest exact magnitude (at least FLOOR).
-`rebracket.testing.measure` takes the worst error of each dtype and quantity over the whole product of samples and modes
-on the reference backend. It said, and the budgets make of it:
+`measure` in tests/testing/test_budgets.py takes the worst error of each dtype and quantity over the whole product of
+samples and modes of the recurrence on the reference backend. It said, and the budgets make of it:
 
     dtype       measured out, state, grad     budget
     float64     1.8e-15  1.9e-15  3.7e-15     times four
@@ -16,6 +16,8 @@ The state is float32 whatever the inputs are, so its error never is that of bflo
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -62,12 +64,18 @@ def check_equal(what: str, actual: Tensor, exact: Tensor) -> None:
         raise AssertionError(f"{what}: not equal, error {error(actual, exact):.2e}{where(actual, exact)}")
 
 
-def check_all(actual: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype, what: str = "") -> None:
-    """Every named result within the budget of its quantity; both sides must hold the same names."""
+def check_all(
+    actual: dict[str, Tensor],
+    exact: dict[str, Tensor],
+    limits: torch.dtype | Callable[[str], float],
+    what: str = "",
+) -> None:
+    """Every named result within its limit, or the budgets of a dtype; both sides must hold the same names."""
     if actual.keys() != exact.keys():
         raise AssertionError(f"{what} results {sorted(actual)}, expected {sorted(exact)}")
-    for name in exact:
-        check(f"{what} {name}".strip(), actual[name], exact[name], budget(name, dtype))
+    for name, x in exact.items():
+        limit = budget(name, limits) if isinstance(limits, torch.dtype) else limits(name)
+        check(f"{what} {name}".strip(), actual[name], x, limit)
 
 
 def where(actual: Tensor, exact: Tensor) -> str:

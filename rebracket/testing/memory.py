@@ -49,15 +49,15 @@ def storages(tree: object) -> list[torch.UntypedStorage]:
     return [x.untyped_storage() for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
-def peak_nbytes(run: Callable[[], object]) -> int:
+def peak_tensor_nbytes(run: Callable[[], object]) -> int:
     """The most bytes that tensors made by `run` held at one time; what it was given is not counted.
 
     Cost: the run itself, with a Python call at every operation.
 
     Example:
         >>> import torch
-        >>> from rebracket.testing.memory import peak_nbytes
-        >>> peak_nbytes(lambda: (torch.zeros(100) + 1).sum())
+        >>> from rebracket.testing.memory import peak_tensor_nbytes
+        >>> peak_tensor_nbytes(lambda: (torch.zeros(100) + 1).sum())
         800
     """
     with Tally() as tally:

@@ -13,8 +13,7 @@ import torch
 import rebracket.backends
 from rebracket.ops.backend import INSTALLED, Backend, choose
 from rebracket.ops.call import Call
-from rebracket.testing.rows import few, recurrence
-from rebracket.testing.samples import draw
+from rebracket.testing.operators.recurrence import draw, few, recurrence
 
 FOLDERS = [module.name for module in pkgutil.iter_modules(rebracket.backends.__path__)]
 

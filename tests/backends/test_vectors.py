@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rebracket.ops.backend import INSTALLED
 from rebracket.ops.checks import Mode
-from rebracket.ops.plan import in_mode
-from rebracket.ops.state import Output, State
+from rebracket.ops.state import State
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
@@ -19,10 +18,9 @@ from rebracket.ops.writes.delta_product import DeltaProduct
 from rebracket.ops.writes.gated_erase import GatedErase
 from rebracket.ops.writes.low_rank import LowRank
 from rebracket.testing.budgets import check
-from rebracket.testing.faults import FAULTS
-from rebracket.testing.results import define
-from rebracket.testing.rows import MODES, SOUND, Row, recurrence
-from rebracket.testing.samples import Case, Sample
+from rebracket.testing.law import Result, Row
+from rebracket.testing.operators.recurrence import MODES, Case, Sample
+from tests.testing.faults import FAULTS
 
 FILES = sorted(Path(__file__).parents[1].joinpath("vectors").glob("*.safetensors"))
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -66,7 +64,7 @@ def as_sample(x: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Sample:
     )
 
 
-def check_vector(run: Callable[[Sample], Output], file: Path, dtype: torch.dtype) -> None:
+def check_vector(run: Callable[[Sample], Result], file: Path, dtype: torch.dtype) -> None:
     """Outputs, the final state and every gradient of one file."""
     x, metadata = load(file)
     s = as_sample(x, metadata).to(dtype).leaves()
@@ -90,7 +88,7 @@ def test_the_vectors_are_all_here():
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("file", FILES, ids=lambda x: x.stem)
 def test_token_loop(file: Path, dtype: torch.dtype):
-    check_vector(define, file, dtype)
+    check_vector(Sample.define, file, dtype)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -99,9 +97,9 @@ def test_token_loop(file: Path, dtype: torch.dtype):
 @pytest.mark.parametrize("backend", INSTALLED)
 def test_backend(backend: str, file: Path, mode: Mode, chunk: int | None, dtype: torch.dtype):
     row = Row(Case(), mode, chunk, backend)
-    call = recurrence(as_sample(*load(file)).to(dtype))
-    if INSTALLED[backend].covers(in_mode(call, mode, chunk)) is None:
-        check_vector(lambda s: SOUND.attend(s, row), file, dtype)
+    call = as_sample(*load(file)).to(dtype).call(row)
+    if INSTALLED[backend].covers(call) is None:
+        check_vector(lambda s: s.run(row), file, dtype)
     else:
         assert backend != "reference"
 
@@ -129,4 +127,4 @@ def test_backend(backend: str, file: Path, mode: Mode, chunk: int | None, dtype:
 def test_a_planted_fault_is_caught(fault: str, file: str, dtype: torch.dtype):
     path = next(x for x in FILES if x.stem == file)
     with pytest.raises(AssertionError):
-        check_vector(lambda s: FAULTS[fault].operator.attend(s, Row(Case())), path, dtype)
+        check_vector(lambda s: FAULTS[fault].run(s, Row(Case())), path, dtype)

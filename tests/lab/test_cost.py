@@ -12,7 +12,7 @@ import torch
 from rebracket.lab import cost
 from rebracket.ops.attention import explain, linear_attention
 from rebracket.ops.softmax import KeyValues
-from rebracket.testing.memory import peak_nbytes
+from rebracket.testing.memory import peak_tensor_nbytes
 from tests.lab.measuring import judged
 
 
@@ -33,7 +33,7 @@ core_seconds = cost.timed
 @pytest.fixture(autouse=True)
 def counting(monkeypatch):
     monkeypatch.setattr(cost, "timed", lambda calls: {case: float(operations(case)) for case in calls})
-    monkeypatch.setattr(cost, "added", lambda call: float(peak_nbytes(call)))
+    monkeypatch.setattr(cost, "added", lambda call: float(peak_tensor_nbytes(call)))
 
 
 def test_it_holds():

@@ -5,11 +5,10 @@ import torch
 
 import rebracket as rb
 from rebracket.ops import bidirectional
-from rebracket.testing.agreement import both_ways, square
 from rebracket.testing.budgets import check, check_equal
-from rebracket.testing.results import define
-from rebracket.testing.rows import SOUND, Row, recurrence
-from rebracket.testing.samples import Case, draw
+from rebracket.testing.law import Row
+from rebracket.testing.operators.recurrence import Case, draw, recurrence
+from rebracket.testing.recurrence.agreement import both_ways, square
 
 OFFSETS = torch.tensor([0, 0, 3, 4, 4, 7])
 
@@ -38,7 +37,7 @@ def test_a_decay_per_head_has_no_direction():
 def test_one_pass_is_both_directions(shape: str, normalize: bool):
     """Without decay the parallel mode reads a finished state; chunks read forward and backward."""
     s = both_ways(Case("additive", "none", shape, normalize=normalize))
-    one, two = (SOUND.attend(s, Row(Case(), mode, None)) for mode in ("parallel", "chunk"))
+    one, two = (s.run(Row(Case(), mode, None)) for mode in ("parallel", "chunk"))
     for name, x in one.state.tensors().items():
         check(name, two.state.tensors()[name], x, 1e-13)
     check("out", two.out, one.out, 1e-13)
@@ -53,18 +52,18 @@ def test_the_state_is_that_of_the_forward_direction():
 
 def test_a_token_alone_reads_itself_once():
     s = both_ways(Case("additive", "channel")).tokens(3, 4)
-    check("out", SOUND.attend(s, Row(Case())).out, define(s).out, 1e-14)
+    check("out", s.run(Row(Case())).out, s.define().out, 1e-14)
 
 
 def test_a_token_that_counts_itself_twice_is_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bidirectional, "itself", lambda call: torch.zeros_like(call.v))
     s = both_ways(Case("additive", "token"))
     with pytest.raises(AssertionError):
-        check("out", SOUND.attend(s, Row(Case())).out, square(s).out, 1e-13)
+        check("out", s.run(Row(Case())).out, square(s).out, 1e-13)
 
 
 def test_time_that_does_not_turn_is_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bidirectional, "flip", lambda x, _: x)
     s = both_ways(Case("additive", "none"))
     with pytest.raises(AssertionError):
-        check("out", SOUND.attend(s, Row(Case())).out, square(s).out, 1e-13)
+        check("out", s.run(Row(Case())).out, square(s).out, 1e-13)

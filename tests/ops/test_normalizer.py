@@ -5,9 +5,7 @@ import torch
 from rebracket.ops import normalizer
 from rebracket.ops.state import State
 from rebracket.testing.budgets import check, check_equal
-from rebracket.testing.results import define
-from rebracket.testing.rows import recurrence
-from rebracket.testing.samples import Case, draw
+from rebracket.testing.operators.recurrence import Case, draw, recurrence
 
 
 def test_the_counted_call_has_one_more_value_and_its_sum_of_keys_in_the_state():
@@ -31,7 +29,7 @@ def test_the_sum_of_keys_is_the_decayed_sum_of_keys():
     assert z is not None
     for t in range(s.T):
         z = s.log_decay[:, t].exp() * z + s.k[:, t]
-    found = define(s).state.key_sum
+    found = s.define().state.key_sum
     assert found is not None
     check("key_sum", found, z, 1e-14)
 
@@ -39,7 +37,7 @@ def test_the_sum_of_keys_is_the_decayed_sum_of_keys():
 def test_outputs_are_weighted_means_of_values():
     """Positive features, no state: every output lies between the values that came before."""
     s = draw(Case("additive", "token", normalize=True))
-    out = define(s.map(lambda name, x: torch.zeros_like(x) if name.startswith("state.") else x)).out
+    out = s.map(lambda name, x: torch.zeros_like(x) if name.startswith("state.") else x).define().out
     highest, lowest = s.v.cummax(1).values, s.v.cummin(1).values
     assert bool(((out <= highest + 1e-12) & (out >= lowest - 1e-12)).all())
     check("first", out[:, 0], s.v[:, 0], 1e-14)

@@ -9,9 +9,8 @@ import rebracket as rb
 from rebracket.ops import segment
 from rebracket.ops.state import State
 from rebracket.testing.budgets import check, check_all, check_equal
-from rebracket.testing.results import define, results
-from rebracket.testing.rows import cases
-from rebracket.testing.samples import Case, Sample, draw
+from rebracket.testing.law import results
+from rebracket.testing.operators.recurrence import Case, Sample, cases, draw
 
 CASES = [case for case in cases() if not case.bonus]
 CUTTABLE = [case for case in CASES if case.shape != "packed"]
@@ -42,7 +41,7 @@ def states(state: State) -> dict[str, torch.Tensor]:
 def check_applied(case: Case) -> None:
     """The pair of a stretch moves any state as the stretch itself does."""
     s = draw(case)
-    check_all(states(of(s).apply(held(s))), states(define(s).state), torch.float64)
+    check_all(states(of(s).apply(held(s))), states(s.define().state), torch.float64)
 
 
 def check_composed(case: Case) -> None:
@@ -65,7 +64,7 @@ def check_scanned(case: Case) -> None:
     found = segment.scan(pieces(s), held(s))
     assert len(found) == len(CUTS) + 1
     for state, stop in zip(found, (*CUTS, s.T), strict=True):
-        check_all(states(state), states(define(s.tokens(0, stop)).state), torch.float64, f"at {stop}:")
+        check_all(states(state), states(s.tokens(0, stop).define().state), torch.float64, f"at {stop}:")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -91,7 +90,7 @@ def test_gradients_pass_through_a_pair(case: Case):
         return rb.Output(state.memory.sum(), state)
 
     def whole(s: Sample) -> rb.Output:
-        state = define(s).state
+        state = s.define().state
         return rb.Output(state.memory.sum(), state)
 
     check_all(results(by_segment, draw(case)), results(whole, draw(case)), torch.float64)

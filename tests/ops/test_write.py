@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rebracket.ops.write import Sizes, as_beta, check_beta, check_shape
-from rebracket.testing.samples import SHAPES, Draw, prototype, write_names
+from rebracket.testing.operators.recurrence import SHAPES, Draw, prototype, write_names
 
 SIZES = Sizes(B=2, T=7, Hq=3, H=6, K=4, V=5)
 

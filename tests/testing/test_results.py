@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from rebracket.ops.state import Output, State
-from rebracket.testing.results import cotangent, define, exact, results
-from rebracket.testing.samples import Case, draw
+from rebracket.testing.law import cotangent, results
+from rebracket.testing.operators.recurrence import Case, Sample, draw, exact
 
 
 def test_results_have_every_name():
-    found = results(define, draw(Case("delta", "token")))
+    found = results(Sample.define, draw(Case("delta", "token")))
     inputs = {"q", "k", "v", "log_decay", "write.beta", "state.memory"}
     assert found.keys() == {"out", "state.memory"} | {f"grad {name}" for name in inputs}
-    normalized = results(define, draw(Case("additive", "none", normalize=True)))
+    normalized = results(Sample.define, draw(Case("additive", "none", normalize=True)))
     assert {"state.key_sum", "grad state.key_sum"} <= normalized.keys()
 
 
 def test_gradients_of_some_inputs_only():
-    found = results(define, draw(Case("delta", "token")), frozenset({"v"}))
+    found = results(Sample.define, draw(Case("delta", "token")), frozenset({"v"}))
     assert found.keys() == {"out", "state.memory", "grad v"}
 
 
@@ -31,7 +31,7 @@ def test_a_gradient_is_that_of_the_weighted_sum():
 
 def test_detached_results_are_a_fault():
     def detached(s):
-        out, state = define(s)
+        out, state = s.define()
         return Output(out.detach(), State(state.memory.detach()))
 
     with pytest.raises(AssertionError, match="no gradient"):

@@ -1,31 +1,45 @@
-"""Samples are well conditioned, the same every time, cover every axis, and tell a rule that has none."""
+"""Samples are well conditioned, the same every time, and cover every axis; a rule without one is told."""
 
 import math
 import pkgutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rebracket.ops import writes
-from rebracket.ops.attention import linear_attention
-from rebracket.testing import samples
-from rebracket.testing.rows import LOW, cases
-from rebracket.testing.samples import DECAYS, SHAPES, WRITES, Case, Sample, draw, write_names
+from rebracket.ops.writes import delta
+from rebracket.testing.law import Row
+from rebracket.testing.operators.recurrence import (
+    DECAYS,
+    LOW,
+    SHAPES,
+    Case,
+    Draw,
+    cases,
+    draw,
+    drawn,
+    prototype,
+    write_names,
+)
 
 CASES = list(cases())
 
 
-def test_every_rule_has_a_sample_and_every_sample_a_rule():
-    assert set(write_names()) == set(WRITES)
+def test_the_rules_are_the_files():
     assert set(write_names()) == {module.name for module in pkgutil.iter_modules(writes.__path__)}
 
 
-def test_a_rule_without_a_sample_fails(monkeypatch: pytest.MonkeyPatch):
-    found = [*pkgutil.iter_modules(writes.__path__), SimpleNamespace(name="planted")]
-    monkeypatch.setattr(samples.pkgutil, "iter_modules", lambda _: iter(found))
-    with pytest.raises(LookupError, match="planted"):
-        write_names()
+@pytest.mark.parametrize("name", write_names())
+def test_a_sample_of_a_rule_is_that_rule_and_passes_its_own_checks(name: str):
+    rule = prototype(name)
+    rule.check(SHAPES["plain"].sizes)
+    assert type(rule).__module__ == f"{writes.__name__}.{name}"
+
+
+def test_a_rule_without_a_sample_says_what_to_write(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(delta, "drawn")
+    with pytest.raises(LookupError, match=r"writes\.delta .* give it `def drawn\(draw: Drawing\) -> Delta`"):
+        drawn("delta", Draw(SHAPES["plain"], 0))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -49,7 +63,7 @@ def test_a_shape_is_grouped_and_one_is_packed_with_empty_sequences_and_a_tail():
 
 def test_the_cases_are_the_product_of_the_axes():
     axes = {(case.write, case.decay, case.shape) for case in CASES}
-    assert len(axes) == len(WRITES) * len(DECAYS) * len(SHAPES)
+    assert len(axes) == len(write_names()) * len(DECAYS) * len(SHAPES)
     for flag in ("normalize", "bonus"):
         flagged = [case for case in CASES if getattr(case, flag)]
         assert len(flagged) == len(DECAYS) * len(SHAPES)
@@ -76,24 +90,9 @@ def test_a_dtype_only_rounds(dtype: torch.dtype):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_samples_are_well_conditioned(case: Case):
-    out, state = run(draw(case))
+    out, state = draw(case).run(Row(case, "auto", None, "auto"))
     assert 0.1 < out.abs().amax() < 30
-    assert 0.1 < state.abs().amax() < 30
-
-
-def run(s: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-    out, state = linear_attention(
-        s.q,
-        s.k,
-        s.v,
-        log_decay=s.log_decay,
-        write=s.write,
-        bonus=s.bonus,
-        normalize=s.normalize,
-        state=s.state,
-        cu_seqlens=s.cu_seqlens,
-    )
-    return out, state.memory
+    assert 0.1 < state.memory.abs().amax() < 30
 
 
 def test_flushes_hold_both_kinds_of_erasing_gate():
@@ -107,7 +106,7 @@ def test_flushes_hold_both_kinds_of_erasing_gate():
 def test_tokens_cut_everything_that_has_a_time_axis():
     s = draw(Case("delta_product", "token", bonus=False))
     cut = s.tokens(3, 10).tensors()
-    assert {name: x.shape[1] for name, x in cut.items() if samples.is_timed(name, x)} == {
+    assert {name: x.shape[1] for name, x in cut.items() if s.entries(name, x)} == {
         "q": 7,
         "k": 14,
         "v": 14,

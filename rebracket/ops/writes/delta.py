@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.ops.write import Sizes, WriteRule, Writes, as_beta, check_beta
+from rebracket.ops.write import Drawing, Sizes, WriteRule, Writes, as_beta, check_beta
 
 
 @final
@@ -57,3 +57,8 @@ def literal(
         memory = transition @ torch.diag(decay[t]) @ memory + beta[t] * torch.outer(k[t], v[t])
         out.append(scale * q[t] @ memory)
     return torch.stack(out), memory
+
+
+def drawn(draw: Drawing) -> Delta:
+    """A sample for the laws: below 2 every transition contracts unit keys."""
+    return Delta(draw.uniform(0.0, 1.9, "B,T,H"))

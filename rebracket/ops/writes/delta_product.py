@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebracket.base.checks import whole
-from rebracket.ops.write import Sizes, WriteRule, Writes, as_beta, check_beta
+from rebracket.ops.write import Drawing, Sizes, WriteRule, Writes, as_beta, check_beta
 
 
 @final
@@ -69,3 +69,8 @@ def literal(
             memory = (identity - beta[j] * torch.outer(k[j], k[j])) @ memory + beta[j] * torch.outer(k[j], v[j])
         out.append(scale * q[t] @ memory)
     return torch.stack(out), memory
+
+
+def drawn(draw: Drawing) -> DeltaProduct:
+    """A sample for the laws: below 2 every transition contracts unit keys."""
+    return DeltaProduct(draw.uniform(0.0, 1.9, "B,T*2,H"), writes=2)

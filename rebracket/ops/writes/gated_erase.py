@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.precision import at_least_float32
-from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
+from rebracket.ops.write import Drawing, Sizes, WriteRule, Writes, check_shape
 
 
 @final
@@ -59,3 +59,8 @@ def literal(
         memory = memory + torch.outer(k[t], write[t] * v[t])
         out.append(scale * q[t] @ memory)
     return torch.stack(out), memory
+
+
+def drawn(draw: Drawing) -> GatedErase:
+    """A sample for the laws: gates up to 1 contract unit keys."""
+    return GatedErase(draw.uniform(0.2, 1.0, "B,T,Hq,K"), draw.uniform(0.2, 1.0, "B,T,H,V"))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.heads import repeat_heads
-from rebracket.ops.write import Sizes, WriteRule, Writes, check_shape
+from rebracket.ops.write import Drawing, Sizes, WriteRule, Writes, check_shape
 
 
 @final
@@ -69,3 +69,8 @@ def literal(
         memory = transition @ memory + torch.outer(k[t], v[t])
         out.append(scale * q[t] @ memory)
     return torch.stack(out), memory
+
+
+def drawn(draw: Drawing) -> LowRank:
+    """A sample for the laws: directions near each other and the keys contract."""
+    return LowRank(draw.near_keys("B,T,H,K"), 0.8 * draw.near_keys("B,T,Hq,K"))

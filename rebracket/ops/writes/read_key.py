@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rebracket.ops.write import Sizes, WriteRule, Writes, as_beta, check_beta, check_shape
+from rebracket.ops.write import Drawing, Sizes, WriteRule, Writes, as_beta, check_beta, check_shape
 
 
 @final
@@ -55,3 +55,8 @@ def literal(
         memory = memory + beta[t] * torch.outer(k[t], error)
         out.append(scale * q[t] @ memory)
     return torch.stack(out), memory
+
+
+def drawn(draw: Drawing) -> ReadKey:
+    """A sample for the laws: read keys near the keys contract."""
+    return ReadKey(draw.near_keys("B,T,Hq,K"), draw.uniform(0.2, 1.2, "B,T,H"))

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rebracket.backends.cpu import convolution, library
+from rebracket.backends.cpu import library
 from rebracket.ops.convolution import short_convolution
-from rebracket.testing.convolution import LAWS, Row, broken, draw, each, results, sound
-from rebracket.testing.memory import peak_nbytes
+from rebracket.testing.law import Row, results
+from rebracket.testing.memory import peak_tensor_nbytes
+from rebracket.testing.operators.convolution import ConvolutionCase as Case
 
 pytestmark = pytest.mark.skipif(library.PATH is None, reason="the kernels were not built")
-WIDE = [Row(shape, 4, "silu", True, torch.float32, "cpu") for shape in ("wide", "wide_packed")]
+WIDE = [Case(shape, dtype=torch.float32) for shape in ("wide", "wide_packed")]
+
+
+def on(backend: str) -> Row:
+    return Row(Case(), "", None, backend)
 
 
 @pytest.fixture
@@ -26,38 +31,30 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def native(row: Row) -> dict[str, Tensor]:
-    return results(lambda call: sound(call, "cpu"), draw(row))
+def native(case: Case) -> dict[str, Tensor]:
+    return results(lambda s: s.run(on("cpu")), case.draw())
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("isa", library.isas()[1:] if library.PATH else ())
-@pytest.mark.parametrize("law", LAWS)
-def test_laws_hold_on_every_other_instruction_set(isa: str, law: str, monkeypatch: pytest.MonkeyPatch):
-    bound = library.with_isa(isa)
-    monkeypatch.setattr(convolution, "load", lambda: bound)
-    assert broken(law, backend="cpu") is None
-
-
-@pytest.mark.parametrize("row", WIDE, ids=str)
-def test_any_number_of_threads_gives_the_same_bits(row: Row, threads: Callable[[int], None]):
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_any_number_of_threads_gives_the_same_bits(case: Case, threads: Callable[[int], None]):
     found = []
     for count in (1, 2, 5):
         threads(count)
-        found.append(native(row))
+        found.append(native(case))
     assert same(found[0], found[1])
     assert same(found[0], found[2])
 
 
-@pytest.mark.parametrize("row", [*WIDE, Row("packed", 4, dtype=torch.bfloat16, backend="cpu")], ids=str)
-def test_no_result_depends_on_what_memory_held(row: Row):
-    expected = native(row)
+@pytest.mark.parametrize("case", [*WIDE, Case("packed", dtype=torch.bfloat16)], ids=str)
+def test_no_result_depends_on_what_memory_held(case: Case):
+    expected = native(case)
     torch.use_deterministic_algorithms(True)  # new memory is then filled with NaN
     try:
-        found = native(row)
+        found = native(case)
     finally:
         torch.use_deterministic_algorithms(False)
     assert same(found, expected)
@@ -66,10 +63,10 @@ def test_no_result_depends_on_what_memory_held(row: Row):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_part_of_a_joint_projection_is_read_in_place(dtype: torch.dtype):
     joint = torch.randn(2, 50, 100, dtype=dtype)
-    call = draw(Row("token", dtype=dtype))
+    call = Case("token", dtype=dtype).draw()
     part = replace(call, x=joint[..., 30:67])
     made = part.x.numel() * dtype.itemsize + 2 * 3 * 37 * dtype.itemsize
-    assert peak_nbytes(lambda: sound(part, "cpu")) == made
+    assert peak_tensor_nbytes(lambda: part.run(on("cpu"))) == made
 
 
 def test_long_sums_are_as_exact_as_short_ones():
@@ -89,30 +86,30 @@ def test_extreme_inputs_saturate():
 
 
 def test_float64_is_refused_with_the_reason_and_left_to_the_reference():
-    call = draw(Row())
+    call = Case().draw()
     with pytest.raises(ValueError, match="backend 'cpu' does not cover this call: it computes in float32, and x is"):
-        sound(call, "cpu")
-    assert torch.equal(sound(call, "auto")[0], sound(call, "reference")[0])
+        call.run(on("cpu"))
+    assert torch.equal(call.run(on("auto"))[0], call.run(on("reference"))[0])
 
 
 def test_without_a_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch):
-    call = draw(WIDE[0])
+    call = WIDE[0].draw()
     monkeypatch.setattr(library, "PATH", None)
     monkeypatch.setattr(library, "say_missing", lambda: None)
-    assert torch.equal(sound(call, "auto")[0], sound(call, "reference")[0])
+    assert torch.equal(call.run(on("auto"))[0], call.run(on("reference"))[0])
     with pytest.raises(ValueError, match="were not built"):
-        sound(call, "cpu")
+        call.run(on("cpu"))
 
 
 @pytest.mark.parametrize("shape", ["plain", "packed"])
 def test_operators_are_well_formed(shape: str):
-    call = each(draw(Row(shape, dtype=torch.float32)), lambda _, x: x.requires_grad_())
+    call = Case(shape, dtype=torch.float32).draw().map(lambda _, x: x.requires_grad_())
     torch.library.opcheck(torch.ops.rebracket.cpu_convolution.default, (*vars(call).values(), True))
 
 
 @pytest.mark.parametrize("shape", ["plain", "packed"])
 def test_it_compiles_whole_with_gradients_at_any_length(shape: str):
-    call = draw(Row(shape, dtype=torch.float32))
+    call = Case(shape, dtype=torch.float32).draw()
 
     def run(x: Tensor, weight: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
         return short_convolution(x, weight, None, tail, call.cu_seqlens, activation="silu")
@@ -133,7 +130,7 @@ def test_it_compiles_whole_with_gradients_at_any_length(shape: str):
 
 
 def test_it_exports():
-    call = draw(Row(dtype=torch.float32))
+    call = Case(dtype=torch.float32).draw()
 
     class Filter(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import rebracket as rb
-from rebracket.backends.cpu import library, recurrence
+from rebracket.backends.cpu import convolution, library, recurrence
 from rebracket.ops.backend import INSTALLED
 from rebracket.ops.checks import Mode
 from rebracket.testing.budgets import check_equal
+from rebracket.testing.law import SOUND, Row, results
 from rebracket.testing.laws import LAWS
-from rebracket.testing.results import results
-from rebracket.testing.rows import SOUND, Row, few
-from rebracket.testing.samples import Case, Shape, sample
+from rebracket.testing.operators.recurrence import Case, Shape, few, sample
 
 pytestmark = pytest.mark.skipif(library.PATH is None, reason="the kernels were not built")
 B, T, H, K, V = 3, 150, 2, 20, 37
@@ -65,7 +64,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_hold_on_every_other_instruction_set(isa: str, law: str, monkeypatch: pytest.MonkeyPatch):
     bound = library.with_isa(isa)
-    for module in (library, recurrence):
+    for module in (library, recurrence, convolution):
         monkeypatch.setattr(module, "load", lambda: bound)
     for row in LAWS[law].over("cpu"):
         LAWS[law].check(SOUND, row)
@@ -99,7 +98,7 @@ def test_any_number_of_threads_gives_the_same_bits(threads: Callable[[int], None
     found = []
     for count in (1, 2, 5, 64):
         threads(count)
-        found.append(results(lambda x: SOUND.attend(x, row), s))
+        found.append(results(lambda x: x.run(row), s))
     for other in found[1:]:
         for name, x in found[0].items():
             check_equal(name, other[name], x)

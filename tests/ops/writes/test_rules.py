@@ -8,17 +8,14 @@ import torch
 
 import rebracket as rb
 from rebracket.ops.write import WriteRule
-from rebracket.testing.samples import rule_module, write_names
+from rebracket.testing.operators.recurrence import RULES, rule_module, write_names
 
 LITERAL = ["q", "k", "v", "decay", "memory", "scale"]
 
 
 def rule_class(name: str) -> type[WriteRule]:
     """The one rule that a file defines."""
-    module = rule_module(name)
-    rules = [x for x in vars(module).values() if inspect.isclass(x) and issubclass(x, WriteRule)]
-    (found,) = [x for x in rules if x.__module__ == module.__name__]
-    return found
+    return RULES.load(name)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", write_names())
@@ -27,7 +24,9 @@ def test_the_file_holds_one_final_frozen_rule_that_the_package_names(name: str):
 
     assert getattr(rule, "__final__", False)
     assert rule.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert vars(rb)[rule.__name__] is rule
+    assert vars(rb).get(rule.__name__) is rule, (
+        f"export it: `from {rule.__module__} import ...` in rebracket/__init__.py"
+    )
     assert rule.__name__ == name.title().replace("_", "")
 
 
@@ -40,6 +39,8 @@ def test_the_docstring_has_the_equation_the_cost_the_source_and_an_example(name:
 @pytest.mark.parametrize("name", write_names())
 def test_the_loop_takes_what_the_rule_carries(name: str):
     fields = [field.name for field in dataclasses.fields(rule_class(name))]  # type: ignore[arg-type]
+    has_loop = "literal" in vars(rule_module(name))
+    assert has_loop, f"{name}.py needs `literal({', '.join(LITERAL + fields)})`"
     assert list(inspect.signature(rule_module(name).literal).parameters) == LITERAL + fields
 
 

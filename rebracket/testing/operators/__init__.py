@@ -1,0 +1,1 @@
+"""One file for each operator under the laws: its sample, how one is drawn, its definition, and laws of its own."""

@@ -1,0 +1,1 @@
+"""The laws that only the recurrence has: write rules, decays, modes, steps, and what is stored."""
