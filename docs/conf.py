@@ -67,6 +67,9 @@ def plain_text(app: "Sphinx", kind: str, name: str, value: object, options: obje
     """Reads a docstring as plain text, before its sections are read."""
     first = next((i for i, line in enumerate(lines) if SECTION.match(line)), len(lines))
     lines[:] = [*typeset(lines[:first]), *sections(lines[first:])]
+    if kind in ("attribute", "data", "property") and lines:
+        # Napoleon takes what is before a colon in the first line for a type.
+        lines[:1] = lines[0].replace(": ", ":\n", 1).split("\n")
 
 
 def sections(lines: list[str]) -> list[str]:
