@@ -1,4 +1,4 @@
-"""Many steps of one kind: what need not be done again for each of them is done once."""
+"""Prepared steps: what many steps of one kind have in common is checked and chosen once."""
 
 from __future__ import annotations
 
