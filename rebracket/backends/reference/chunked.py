@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from rebracket.backends.reference.canonical import Canonical, canonical, finish
 from rebracket.backends.reference.weights import weights
 from rebracket.ops.call import Recurrence
+from rebracket.ops.native import transforms
 from rebracket.ops.state import Output
 
 STEPS = 64
@@ -46,7 +47,7 @@ def run(call: Recurrence) -> Output:
     pieces = [cut.running[i : i + STEPS] for i in range(0, len(cut.running), STEPS)] or [[]]
     sizes = [sum(running) for running in pieces]
     scan_piece: Callable[..., Any] = scan
-    if torch.is_grad_enabled() and cut.C < SMALL_CHUNK:
+    if torch.is_grad_enabled() and cut.C < SMALL_CHUNK and not transforms():  # under those nothing can be recomputed
         scan_piece = partial(checkpoint, scan, use_reentrant=False, preserve_rng_state=False)
     # One split into all pieces: the gradient of a slice would be as large as the whole, for every piece.
     parts = terms.split(lambda x: cut.split(x).split(sizes))
