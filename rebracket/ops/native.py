@@ -238,8 +238,9 @@ def register(operator: Operator) -> Operator:
             named = dict(zip(floating(call), found, strict=True))
         return *(named.get(name) for name in names), None
 
-    torch.library.impl(forward, "CompositeExplicitAutograd")(run)
-    torch.library.impl(backward, "CompositeExplicitAutograd")(differentiate)
+    # Else a compiled program that runs an operator would compile what is inside it, too.
+    torch.library.impl(forward, "CompositeExplicitAutograd")(torch.compiler.disable(run))
+    torch.library.impl(backward, "CompositeExplicitAutograd")(torch.compiler.disable(differentiate))
     torch.library.register_fake(forward)(outline)
     torch.library.register_fake(backward)(outline_backward)
     torch.library.register_autograd(forward, pull_back, setup_context=save)

@@ -195,3 +195,40 @@ def test_every_jacobian_is_that_of_the_reference(which: str, backend: str):
             lambda y, run=run: run("reference", y), x.double()
         )
         agree(found, wanted)
+
+
+@final
+class Called(torch.nn.Module):
+    """A layer's call of both operators, with weights that learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(0.3 * torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        x, _ = short_convolution(x, self.weight, cu_seqlens=cu_seqlens, activation="silu")
+        q = x.unflatten(-1, (2, 4))
+        gate = torch.nn.functional.logsigmoid(q[..., 0])
+        return rb.linear_attention(q, q, q, log_decay=gate, write=rb.Delta(0.5), cu_seqlens=cu_seqlens).out
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_exported_with_gradients_runs_at_any_length(strict: bool):
+    torch.compiler.reset()
+    module, time = Called(), {1: torch.export.Dim("T", min=2, max=4096)}
+    exported = torch.export.export(module, (torch.randn(1, 40, 8),), dynamic_shapes=(time,), strict=strict)
+    for T in (2, 128, 129, 300):
+        x = torch.randn(1, T, 8)
+        assert error(exported.module()(x), module(x)) < LIMIT
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_training_is_training_at_any_length(packed: bool):
+    torch.compiler.reset()
+    eager, module = Called(), Called()
+    compiled = torch.compile(module, dynamic=True, backend="aot_eager")
+    for T in (40, 9, 300):
+        x, cu_seqlens = torch.randn(1, T, 8), torch.tensor([0, T // 3, T // 3, T]) if packed else None
+        number(eager(x, cu_seqlens)).backward()
+        number(compiled(x, cu_seqlens)).backward()
+        assert error(module.weight.grad, eager.weight.grad) < LIMIT
