@@ -14,8 +14,8 @@ from torch import Tensor
 from rebracket.base.files import read_tensors, write_tensors
 
 Value = TypeVar("Value")
-Rows = Tensor | slice | Sequence[int] | Sequence[bool]
-"""Some rows: their numbers, a mask over all of them, or a slice."""
+Rows = Tensor | slice | int | Sequence[int] | Sequence[bool]
+"""Some rows: their numbers, the number of one, a mask over all of them, or a slice."""
 
 
 def named_tensors(value: Any) -> dict[str, Tensor]:  # noqa: ANN401 - any dataclass
@@ -85,7 +85,7 @@ class HeldTensors(ABC):
     def select(self, rows: Rows) -> Self:
         """Some rows in the given order, by number (they may repeat), by a mask over all, or by a slice.
 
-        A slice shares memory, other rows are copied.
+        One number is one row, whose axis stays. A slice shares memory, other rows are copied.
         """
         return map_tensors(self, lambda _, x: x[index(rows, x)])
 
@@ -120,6 +120,8 @@ def index(rows: Rows, x: Tensor) -> Tensor | slice:
     if isinstance(rows, slice):
         return rows
     found = torch.as_tensor(rows, device=x.device)
+    if found.ndim == 0 and found.dtype != torch.bool:
+        found = found[None]
     if found.ndim != 1:
         raise ValueError(f"rows must be a list [n] of numbers or a mask, got {found.ndim} axes; one row is [row]")
     if found.dtype == torch.bool:

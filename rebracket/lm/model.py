@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from rebracket.base.checks import whole
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.config import Config, LayerConfig
 from rebracket.nn.cache import LayerCache
@@ -56,18 +57,12 @@ class Block(nn.Module):
         self.mlp = GatedMLP(size.d_model, mlp_dim, size.layers) if mlp_dim else None
 
     def forward(
-        self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
+        self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode, inplace: bool = False
     ) -> tuple[Tensor, LayerCache]:
-        y, after = self.mixer(self.mixer_norm(x), cache=cache, cu_seqlens=cu_seqlens, mode=mode)
-        return self.feed_forward(x + y), after
-
-    def step(self, x: Tensor, cache: LayerCache, inplace: bool) -> tuple[Tensor, LayerCache]:
-        """One token a row: x [B,d_model]."""
-        y, after = self.mixer.step(self.mixer_norm(x), cache, inplace=inplace)
-        return self.feed_forward(x + y), after
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        return x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))
+        """A sequence x [B,T,d_model], or with a cache one token of each row x [B,d_model]."""
+        y, after = self.mixer(self.mixer_norm(x), cache=cache, cu_seqlens=cu_seqlens, mode=mode, inplace=inplace)
+        x = x + y
+        return (x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))), after
 
     def reset_parameters(self) -> None:
         """Draws every weight again, in the order of use."""
@@ -120,24 +115,32 @@ class LanguageModel(nn.Module):
         cache: ModelCache | None = None,
         cu_seqlens: Tensor | None = None,
         mode: Mode = "auto",
+        inplace: bool = False,
+        last: int | None = None,
     ) -> ModelOutput:
-        """Reads tokens and predicts the one after each.
+        """Reads tokens and predicts the one after each; with a cache also one token of each row, as `step` does.
 
         Args:
-            tokens: [B,T] int64 or int32, in [0, vocab); B = 1 when packed.
+            tokens: [B,T] int64 or int32, in [0, vocab), B = 1 when packed; with a cache also [B].
             cache: of the tokens before, or None at the start.
             cu_seqlens: [N+1] bounds of sequences packed into one row; the cache then has N rows.
             mode: how the linear layers compute: "parallel", "chunk", "recurrent" or "auto".
+            inplace: of one token a row: as in `step`.
+            last: compute the logits of so many last tokens of each row, >= 0; of all by default.
 
         Returns:
-            logits [B,T,vocab] and the cache from which to continue.
+            logits [B,T,vocab], or as many as are asked for, and the cache from which to continue.
 
         Raises:
             ValueError: If a shape does not fit, or the cache is of another model.
             TypeError: If tokens are not whole numbers.
         """
+        if tokens.ndim == 1 and cache is not None and cu_seqlens is None:
+            return self.token(tokens, cache, inplace)
         x, cache = self.read(tokens, cache=cache, cu_seqlens=cu_seqlens, mode=mode)
-        return ModelOutput(self.logits(x), cache)
+        return ModelOutput(
+            self.logits(x if last is None else x[:, max(x.shape[1] - whole("last", last, 0), 0) :]), cache
+        )
 
     def read(
         self,
@@ -168,11 +171,11 @@ class LanguageModel(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """The logits [...,vocab] of the residual stream x [...,d_model]."""
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return F.linear(self.norm(x), weight)
+        x = self.norm(x)
+        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
 
     def step(self, tokens: Tensor, cache: ModelCache, *, inplace: bool = False) -> ModelOutput:
-        """Reads one token a row.
+        """Reads one token a row, between the model's hooks.
 
         Args:
             tokens: [B] int64 or int32, in [0, vocab).
@@ -189,10 +192,15 @@ class LanguageModel(nn.Module):
         Cost: about 2 operations a parameter, however many tokens came before; softmax layers read their whole cache.
         """
         refuse_tokens(tokens, "B")
+        return self(tokens, cache=cache, inplace=inplace)
+
+    def token(self, tokens: Tensor, cache: ModelCache, inplace: bool) -> ModelOutput:
+        """What `forward` and `step` do with one token of each row."""
+        refuse_tokens(tokens, "B")
         x = self.embed(tokens)
         after = []
         for block, layer in zip(self.each_block(), self.layer_caches(cache), strict=True):
-            x, layer = block.step(x, layer, inplace)
+            x, layer = block(x, layer, None, "auto", inplace)
             after.append(layer)
         return ModelOutput(self.logits(x), ModelCache(tuple(after)))
 

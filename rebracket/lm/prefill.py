@@ -63,9 +63,8 @@ def prefill(
     done, total = 0, sum(map(len, texts))
     for group in calls([len(text) for text in texts], piece):
         tokens, bounds = pack(texts, group)
-        _, cache = model.read(
-            torch.tensor([tokens], device=device), cache=cache, cu_seqlens=torch.tensor(bounds, device=device)
-        )
+        packed, cu_seqlens = torch.tensor([tokens], device=device), torch.tensor(bounds, device=device)
+        _, cache = model(packed, cache=cache, cu_seqlens=cu_seqlens, last=0)
         done += len(tokens)
         report(done, total)
     return cache

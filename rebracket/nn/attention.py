@@ -118,8 +118,8 @@ class LinearAttention(Mixer):
         self.out = Projection(v, size.d_model, residual_std(size.layers))
         self.stepper = Stepper(normalize=normalize, scale=scale)
 
-    def forward(
-        self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
+    def sequence(
+        self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
     ) -> tuple[Tensor, LayerCache]:
         self.check_shape(x, "B,T,d_model")
         held = None if cache is None else self.state_of(cache, rows_of(x, cu_seqlens))
@@ -139,7 +139,7 @@ class LinearAttention(Mixer):
         )
         return self.read(out, given.v, x), LayerCache(state, given.tail, given.seen)
 
-    def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
+    def token(self, x: Tensor, cache: LayerCache, inplace: bool) -> tuple[Tensor, LayerCache]:
         self.check_shape(x, "B,d_model")
         held = self.state_of(cache, x.shape[0])
         given = self.operands(x, cache, None)

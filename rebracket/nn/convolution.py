@@ -71,7 +71,7 @@ class ShortConvolution(nn.Module):
         """
         if x.ndim != 2 or x.shape[1] != self.channels:
             raise ValueError(f"x must be [B,D = {self.channels}], got {list(x.shape)}")
-        y, tail = self.forward(x.unsqueeze(1), tail)
+        y, tail = self(x.unsqueeze(1), tail)
         return y.squeeze(1), tail
 
     def extra_repr(self) -> str:

@@ -108,25 +108,35 @@ class Mixer(nn.Module, ABC):
         super().__init__()
         self.size = size
 
-    @abstractmethod
+    @final
     def forward(
-        self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
+        self,
+        x: Tensor,
+        *,
+        cache: LayerCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        mode: Mode = "auto",
+        inplace: bool = False,
     ) -> tuple[Tensor, LayerCache]:
-        """Reads a sequence, or the next part of one.
+        """Reads a sequence, or the next part of one, or one token of each row as `step` does.
 
         Args:
-            x: [B,T,d_model], B = 1 when packed.
+            x: [B,T,d_model], B = 1 when packed; with a cache also [B,d_model].
             cache: the cache after the tokens before these, or None at the start.
             cu_seqlens: [N+1] bounds of sequences packed into one row; the cache then has N rows.
             mode: how the operator computes: "parallel", "chunk", "recurrent" or "auto".
+            inplace: of one token a row: as in `step`.
 
         Returns:
-            y [B,T,d_model] and the cache from which to continue.
+            y in the shape of x, and the cache from which to continue.
         """
+        if x.ndim == 2 and cache is not None and cu_seqlens is None:
+            return self.token(x, cache, inplace)
+        return self.sequence(x, cache, cu_seqlens, mode)
 
-    @abstractmethod
+    @final
     def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
-        """Reads one token of each row.
+        """Reads one token of each row, between the hooks of the layer.
 
         Args:
             x: [B,d_model].
@@ -136,6 +146,18 @@ class Mixer(nn.Module, ABC):
         Returns:
             y [B,d_model] and the cache from which to continue.
         """
+        self.check_shape(x, "B,d_model")
+        return self(x, cache=cache, inplace=inplace)
+
+    @abstractmethod
+    def sequence(
+        self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
+    ) -> tuple[Tensor, LayerCache]:
+        """What `forward` does with a sequence."""
+
+    @abstractmethod
+    def token(self, x: Tensor, cache: LayerCache, inplace: bool) -> tuple[Tensor, LayerCache]:
+        """What `forward` and `step` do with one token of each row, x [B,d_model]."""
 
     @abstractmethod
     def empty_cache(

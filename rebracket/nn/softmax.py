@@ -53,10 +53,10 @@ class SoftmaxAttention(Mixer):
         self.project = Projection(size.d_model, sum(self.widths))
         self.out = Projection(size.heads * size.value_dim, size.d_model, residual_std(size.layers))
 
-    def forward(
-        self, x: Tensor, *, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None, mode: Mode = "auto"
+    def sequence(
+        self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
     ) -> tuple[Tensor, LayerCache]:
-        """As `Mixer.forward`; there is one way to compute softmax attention, whatever the mode."""
+        """As `Mixer.sequence`; there is one way to compute softmax attention, whatever the mode."""
         self.check_shape(x, "B,T,d_model")
         check_mode(mode, None)
         q, k, v = self.split(self.project(x))
@@ -68,10 +68,10 @@ class SoftmaxAttention(Mixer):
         out, state = softmax_attention(q, k, v, state=held, cu_seqlens=cu_seqlens, window=self.window)
         return self.out(out.flatten(-2)), LayerCache(state)
 
-    def step(self, x: Tensor, cache: LayerCache, *, inplace: bool = False) -> tuple[Tensor, LayerCache]:
-        """As `Mixer.step`; a cache that grows cannot be written over, so `inplace` gives a new one too."""
+    def token(self, x: Tensor, cache: LayerCache, inplace: bool) -> tuple[Tensor, LayerCache]:
+        """As `Mixer.token`; a cache that grows cannot be written over, so `inplace` gives a new one too."""
         self.check_shape(x, "B,d_model")
-        y, cache = self(x.unsqueeze(1), cache=cache)
+        y, cache = self.sequence(x.unsqueeze(1), cache, None, "auto")
         return y.squeeze(1), cache
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

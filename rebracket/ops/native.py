@@ -127,10 +127,16 @@ def differentiable_backward(
     operator: NativeOperator[Any], call: Any, grads: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
     """The gradients of a call as functions that can be differentiated again, by the reference's operations."""
+    run = INSTALLED["reference"].run
+    if transforms():  # under which saved tensors do not say whether their gradient is asked for
+        named = floating(call)
+        results, pull_back, *_ = torch.func.vjp(lambda x: operator.flat(run(dataclasses.replace(call, **x))), named)
+        given = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(results, grads, strict=True)]
+        return pull_back(tuple(given))[0]
     with torch.enable_grad():
         # Views, because one tensor may be several arguments, and each has a gradient of its own.
         call = call.map(lambda x: x.view_as(x) if x.requires_grad else x)
-        results = operator.flat(INSTALLED["reference"].run(call))
+        results = operator.flat(run(call))
         named = {name: x for name, x in floating(call).items() if x.requires_grad}
         ends = [(x, grad) for x, grad in zip(results, grads, strict=False) if grad is not None and x.requires_grad]
         found = torch.autograd.grad(
@@ -153,7 +159,7 @@ def plain(tensors: Iterable[Tensor]) -> bool:
     for x in tensors:
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or x.is_meta or x.is_neg():
             return False
-        if not x.data_ptr() and x._is_zerotensor():
+        if not torch._C._has_storage(x) or (not x.data_ptr() and x._is_zerotensor()):
             return False
     return True
 
@@ -232,8 +238,9 @@ def register(operator: Operator) -> Operator:
             named = dict(zip(floating(call), found, strict=True))
         return *(named.get(name) for name in names), None
 
-    torch.library.impl(forward, "CompositeExplicitAutograd")(run)
-    torch.library.impl(backward, "CompositeExplicitAutograd")(differentiate)
+    # Else a compiled program that runs an operator would compile what is inside it, too.
+    torch.library.impl(forward, "CompositeExplicitAutograd")(torch.compiler.disable(run))
+    torch.library.impl(backward, "CompositeExplicitAutograd")(torch.compiler.disable(differentiate))
     torch.library.register_fake(forward)(outline)
     torch.library.register_fake(backward)(outline_backward)
     torch.library.register_autograd(forward, pull_back, setup_context=save)

@@ -59,6 +59,9 @@ MASK = [True, False, True]
     [
         ([2, 0], [2, 0]),
         ([-1], [2]),
+        (1, [1]),
+        (torch.tensor(-1), [2]),
+        (np.int64(2), [2]),
         ([], []),
         ((1, 1), [1, 1]),
         (slice(1, None), [1, 2]),
@@ -76,7 +79,8 @@ def test_rows_by_number_by_mask_and_by_slice(rows: Any, wanted: list[int]):
 
 
 @pytest.mark.parametrize(
-    ("rows", "error"), [(torch.tensor(1), ValueError), ([True, False], ValueError), ([0.5], TypeError), (1, ValueError)]
+    ("rows", "error"),
+    [(True, ValueError), ([[1]], ValueError), ([True, False], ValueError), ([0.5], TypeError), (1.0, TypeError)],
 )
 def test_rows_that_are_none_are_refused(rows: Any, error: type[Exception]):
     with pytest.raises(error, match="rows must be"):

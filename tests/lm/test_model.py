@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rebracket.lm import LanguageModel, ModelCache
+from rebracket.lm.prefill import prefill
 from rebracket.nn import weight_decay_groups
 from tests.lm.tiny import CONFIGS, SIZES, VOCAB, B, T, config, language_model, text
 from tests.nn.tiny import assert_same, gradients, stir
@@ -311,3 +312,83 @@ def test_sizes_differ_from_layer_to_layer():
     shapes = [x.shape for name, x in language_model("mixed").empty_cache(1).tensors().items() if "memory" in name]
     assert shapes == [(1, 4, 6, 5), (1, 1, 3, 7), (1, 2, 8, 4)]
     assert SIZES["key_dim"] != SIZES["value_dim"]
+
+
+def seen_modules(model: LanguageModel) -> set[str]:
+    """A set that fills with the names of the modules whose hooks run."""
+    seen: set[str] = set()
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: seen.add(f"before {name}"))
+        module.register_forward_hook(lambda *_, name=name: seen.add(f"after {name}"))
+    return seen
+
+
+@every_model
+def test_hooks_run_in_a_forward_pass_in_a_step_and_in_generation(name: str):
+    model = language_model(name)
+    seen = seen_modules(model)
+    _, cache = model(text())
+    wanted = set(seen)
+    assert {"before ", "after blocks.0", "after blocks.0.mixer", "after blocks.1.mixer.out", "after norm"} <= wanted
+    seen.clear()
+    model.step(text()[:, 0], cache)
+    assert seen == wanted
+    seen.clear()
+    prefill(model, [[1, 2], [3]], model.empty_cache(2))
+    assert seen == wanted
+
+
+def test_what_a_hook_returns_is_what_counts():
+    model = language_model("mixed")
+    _, cache = model(text())
+    model.mixers()[0].register_forward_hook(lambda _module, _given, result: (0 * result[0], result[1]))
+    model.register_forward_hook(lambda _module, _given, result: result._replace(logits=result.logits + 1))
+    without = language_model("mixed")
+    with torch.no_grad():
+        without.mixers()[0].get_parameter("out.weight").zero_()
+    token = text()[:, 0]
+    torch.testing.assert_close(model.step(token, cache).logits, without.step(token, cache).logits + 1)
+
+
+class Adapter(torch.nn.Module):
+    """x W^T + x A^T around a linear layer."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base, self.a = base, torch.nn.Parameter(torch.randn_like(base.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + torch.nn.functional.linear(x, self.a.to(x.dtype))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+
+@every_model
+def test_an_adapter_around_every_linear_layer_is_a_change_of_its_weight(name: str):
+    adapted, merged = language_model(name), language_model(name)
+    for path, module in list(adapted.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            adapter = Adapter(module)
+            adapted.set_submodule(path, adapter)
+            with torch.no_grad():
+                merged.get_parameter(f"{path}.weight").add_(adapter.a)
+    (found, after), (wanted, cache) = adapted(text()), merged(text())
+    torch.testing.assert_close(found, wanted)
+    gradients = torch.autograd.grad(found.sin().sum(), [m.a for m in adapted.modules() if isinstance(m, Adapter)])
+    assert all(x.abs().sum() > 0 for x in gradients)
+    token = text()[:, 0]
+    torch.testing.assert_close(adapted.step(token, after).logits, merged.step(token, cache).logits)
+
+
+@every_model
+def test_logits_of_the_last_tokens_are_those_of_all(name: str):
+    model = language_model(name)
+    wanted, cache = model(text())
+    for last in (0, 1, 4, T + 3):
+        found, after = model(text(), last=last)
+        torch.testing.assert_close(found, wanted[:, max(T - last, 0) :])
+        assert_same(after.tensors(), cache.tensors())
+    with pytest.raises(ValueError, match="last must be"):
+        model(text(), last=-1)

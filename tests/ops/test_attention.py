@@ -4,11 +4,13 @@ import inspect
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rebracket as rb
+from rebracket.ops.backend import INSTALLED
 from rebracket.testing.budgets import check, check_equal
 
 H, K, V = 3, 4, 5
@@ -114,3 +116,45 @@ def test_outputs_have_the_dtype_of_the_inputs_and_states_are_float32_or_wider():
         out, state = rb.linear_attention(x["q"].to(dtype), x["k"].to(dtype), x["v"].to(dtype))
         assert out.dtype == dtype
         assert state.memory.dtype == torch.promote_types(dtype, torch.float32)
+
+
+EMPTY = [(0, 5, None), (2, 0, None), (0, 0, None), (1, 0, [0]), (1, 0, [0, 0, 0]), (1, 4, [0]), (1, 4, [0, 0, 0])]
+
+
+@pytest.mark.parametrize("backend", INSTALLED)
+@pytest.mark.parametrize("rule", ["additive", "delta", "channels", "normalized", "bonus", "low rank", "product"])
+@pytest.mark.parametrize(("B", "T", "offsets"), EMPTY)
+def test_where_there_are_no_tokens_gradients_are_zeros(
+    backend: str, rule: str, B: int, T: int, offsets: list[int] | None
+):
+    n, H, K, V = 2 if rule == "product" else 1, 2, 4, 5
+    N, cu_seqlens = (B, None) if offsets is None else (len(offsets) - 1, torch.tensor(offsets))
+    shapes = {"q": (B, T, H, K), "k": (B, n * T, H, K), "v": (B, n * T, H, V), "memory": (N, H, K, V)}
+    shapes |= {"beta": (B, n * T, H), "log_decay": (B, T, H, K) if rule == "channels" else (B, T, H)}
+    shapes |= {"erase": (B, T, H, K), "read": (B, T, H, K), "bonus": (H, K), "key_sum": (N, H, K)}
+    x = {name: torch.rand(shape).requires_grad_() for name, shape in shapes.items()}
+    writes = {
+        "delta": rb.Delta(x["beta"]),
+        "product": rb.DeltaProduct(x["beta"], 2),
+        "low rank": rb.LowRank(x["erase"], x["read"]),
+    }
+    used = {"beta": rule in ("delta", "product"), "erase": rule == "low rank", "read": rule == "low rank"}
+    used |= {"bonus": rule == "bonus", "key_sum": rule == "normalized"}
+    out, state = rb.linear_attention(
+        x["q"],
+        x["k"],
+        x["v"],
+        log_decay=-x["log_decay"],
+        write=writes.get(rule, rb.Additive()),
+        bonus=x["bonus"] if rule == "bonus" else None,
+        normalize=rule == "normalized",
+        state=rb.State(x["memory"], x["key_sum"] if rule == "normalized" else None),
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+    assert out.shape == (B, T, H, V)
+    (out.sum() + sum(y.sum() for y in state.tensors().values())).backward()
+    for name, y in x.items():
+        if used.get(name, True):
+            assert y.grad is not None, name
+            assert (y.grad == (1 if name in ("memory", "key_sum") else 0)).all(), name

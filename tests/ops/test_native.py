@@ -6,6 +6,7 @@ from typing import Any, final
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 import rebracket as rb
@@ -132,3 +133,102 @@ def test_a_mapped_call_is_one_call_for_each(name: str, backend: str):
     for i in range(3):
         wanted = penalty(run, "reference", [x[i].double() for x in several])[: len(tensors)]
         agree([x[i] for x in per_sample], wanted)
+
+
+@pytest.mark.parametrize("backend", INSTALLED)
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_of_a_batch_are_those_of_its_members(name: str, backend: str):
+    run, tensors = CALLS[name][0], [x.requires_grad_() for x in inputs(name)]
+    result, seeds = run(backend, *tensors), torch.tensor([1.0, -0.5, 0.0])
+    found = torch.autograd.grad(result, tensors, seeds, is_grads_batched=True)
+    first = penalty(run, "reference", inputs(name, torch.float64))[: len(tensors)]
+    agree(found, [torch.stack([factor * x for factor in seeds.double()]) for x in first])
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("name", CALLS)
+def test_directional_derivatives_are_products_with_the_gradient(name: str, backend: str):
+    run, tensors = CALLS[name][0], inputs(name)
+    first = penalty(run, "reference", inputs(name, torch.float64))[: len(tensors)]
+    directions = tuple(x.cos() for x in tensors)
+    wanted = sum((x * y).sum() for x, y in zip(first, directions, strict=True))
+    value, slope = torch.func.jvp(lambda *x: run(backend, *x), tuple(tensors), directions)
+    agree((value, slope), (run("reference", *inputs(name, torch.float64)), wanted))
+    with forward_ad.dual_level():
+        dual = run(backend, *(forward_ad.make_dual(x, y) for x, y in zip(tensors, directions, strict=True)))
+        agree(forward_ad.unpack_dual(dual).tangent, wanted)
+
+
+Jacobian = Callable[[Run, Tensor], Tensor]
+JACOBIANS: dict[str, Jacobian] = {
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "jacobian": lambda f, x: torch.autograd.functional.jacobian(f, x),  # type: ignore[return-value]
+    "vectorized": lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True),  # type: ignore[return-value]
+    "forward": lambda f, x: torch.autograd.functional.jacobian(  # type: ignore[return-value]
+        f, x, vectorize=True, strategy="forward-mode"
+    ),
+    "hessian": lambda f, x: torch.func.hessian(lambda y: f(y).sin().sum())(x),  # type: ignore[return-value]
+}
+
+
+@pytest.mark.skipif("cpu" not in INSTALLED, reason="the kernels are not installed")
+@pytest.mark.parametrize("name", CALLS)
+def test_the_kernels_say_that_they_have_no_forward_mode(name: str):
+    tensors = tuple(inputs(name))
+    with pytest.raises(ValueError, match="backend 'cpu' does not cover this call: it has no forward-mode derivative"):
+        torch.func.jvp(lambda *x: CALLS[name][0]("cpu", *x), tensors, tensors)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("which", JACOBIANS)
+def test_every_jacobian_is_that_of_the_reference(which: str, backend: str):
+    def operator(backend: str, x: Tensor) -> Tensor:
+        return rb.linear_attention(x, x.sin(), x, write=rb.Delta(0.5), backend=backend).out
+
+    def convolved(backend: str, x: Tensor) -> Tensor:
+        return short_convolution(x, x[0, :3, :2].T.cos(), activation="silu", backend=backend)[0]
+
+    for run, x in ((operator, torch.randn(1, 3, 2, 2)), (convolved, torch.randn(1, 4, 2))):
+        found = JACOBIANS[which](lambda y, run=run: run(backend, y), x)
+        wanted = JACOBIANS["hessian" if which == "hessian" else "jacobian"](
+            lambda y, run=run: run("reference", y), x.double()
+        )
+        agree(found, wanted)
+
+
+@final
+class Called(torch.nn.Module):
+    """A layer's call of both operators, with weights that learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(0.3 * torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        x, _ = short_convolution(x, self.weight, cu_seqlens=cu_seqlens, activation="silu")
+        q = x.unflatten(-1, (2, 4))
+        gate = torch.nn.functional.logsigmoid(q[..., 0])
+        return rb.linear_attention(q, q, q, log_decay=gate, write=rb.Delta(0.5), cu_seqlens=cu_seqlens).out
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_exported_with_gradients_runs_at_any_length(strict: bool):
+    torch.compiler.reset()
+    module, time = Called(), {1: torch.export.Dim("T", min=2, max=4096)}
+    exported = torch.export.export(module, (torch.randn(1, 40, 8),), dynamic_shapes=(time,), strict=strict)
+    for T in (2, 128, 129, 300):
+        x = torch.randn(1, T, 8)
+        assert error(exported.module()(x), module(x)) < LIMIT
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_training_is_training_at_any_length(packed: bool):
+    torch.compiler.reset()
+    eager, module = Called(), Called()
+    compiled = torch.compile(module, dynamic=True, backend="aot_eager")
+    for T in (40, 9, 300):
+        x, cu_seqlens = torch.randn(1, T, 8), torch.tensor([0, T // 3, T // 3, T]) if packed else None
+        number(eager(x, cu_seqlens)).backward()
+        number(compiled(x, cu_seqlens)).backward()
+        assert error(module.weight.grad, eager.weight.grad) < LIMIT

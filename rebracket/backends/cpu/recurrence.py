@@ -56,9 +56,11 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         native = describe(call, out, memory, key_sum, wrong)
         native.slices = slices(N * H, V)
         first = first_segments(call) if keep else None
-        entries = empty(0 if first is None else int(first[-1]), H, K * (V + call.normalize))
+        segments = 0 if first is None else int(first[-1])
+        # In one axis: a size of 1 in another would be taken for the only one when a program is traced.
+        entries = empty(segments * H * K * (V + call.normalize))
         if first is not None:
-            native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), len(entries)
+            native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), segments
         load().forward(native)
         check_decays(call, wrong)
         return out, memory, key_sum, entries
@@ -67,7 +69,7 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         (B, T, _, K), (H, V), N = call.q.shape, call.v.shape[2:], call.sequences
         memory = call.q.new_empty(N, H, K, V, dtype=torch.float32)
         key_sum = memory.new_empty((N, H, K) if call.normalize else (0,))
-        entries = memory.new_empty(fake_segments(call) if keep else 0, H, K * (V + call.normalize))
+        entries = memory.new_empty((fake_segments(call) if keep else 0) * H * K * (V + call.normalize))
         return call.q.new_empty(B, T, H, V), memory, key_sum, entries
 
     def backward(self, call: Recurrence, kept: Results, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -76,6 +78,7 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         (B, T, _, K), (H, V), N = call.q.shape, call.v.shape[2:], call.sequences
         grad_out = contiguous_rows(call.q.new_zeros(B, T, H, V) if grads[0] is None else grads[0])
         first, wrong = first_segments(call), torch.zeros(1, dtype=torch.int32, device="cpu")
+        segments = int(first[-1])
         made = {name: x for name in TIMED if (x := room(call, name)) is not None}
         made["memory"] = empty(N, H, K, V)
         if call.normalize:
@@ -83,8 +86,8 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         if call.bonus is not None:
             made["bonus"] = empty(N, H, K)
         native = describe(call, grad_out, made["memory"], made.get("key_sum"), wrong)
-        native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), len(entries)
-        carries = empty(len(entries), H, K, V) if in_pieces(call, first) else None
+        native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), segments
+        carries = empty(segments, H, K, V) if in_pieces(call, first) else None
         native.carries, native.slices = pointer(carries), 1 if carries is None else slices(N * H, V)
         grad_memory = None if grads[1] is None else grads[1].float().contiguous()
         grad_key_sum = None if grads[2] is None or not call.normalize else grads[2].float().contiguous()

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from rebracket.backends.reference.canonical import Canonical, canonical, finish
 from rebracket.backends.reference.weights import weights
 from rebracket.ops.call import Recurrence
+from rebracket.ops.native import transforms
 from rebracket.ops.state import Output
 
 STEPS = 64
@@ -42,18 +43,19 @@ def run(call: Recurrence) -> Output:
     else:
         offsets = call.cu_seqlens.to(torch.int64) * call.per_token
     cut = Cut.of(offsets, H, (call.chunk or T) * call.per_token)
-    pieces = [cut.running[i : i + STEPS] for i in range(0, len(cut.running), STEPS)]
+    # Where there are no tokens there is one empty piece, so that every term has a gradient.
+    pieces = [cut.running[i : i + STEPS] for i in range(0, len(cut.running), STEPS)] or [[]]
     sizes = [sum(running) for running in pieces]
     scan_piece: Callable[..., Any] = scan
-    if torch.is_grad_enabled() and cut.C < SMALL_CHUNK:
+    if torch.is_grad_enabled() and cut.C < SMALL_CHUNK and not transforms():  # under those nothing can be recomputed
         scan_piece = partial(checkpoint, scan, use_reentrant=False, preserve_rng_state=False)
-    # One split into all pieces: the gradient of a slice would be as large as the whole, for every piece. One more piece
-    # is empty, so that there is something to join where there are no tokens.
-    empty, *parts = terms.split(lambda x: cut.split(x).split([0, *sizes]))
-    memory, out, ended = memory[cut.order], [empty.v], []
+    # One split into all pieces: the gradient of a slice would be as large as the whole, for every piece.
+    parts = terms.split(lambda x: cut.split(x).split(sizes))
+    memory, out, ended = memory[cut.order], [], []
     for running, chunks in zip(pieces, parts, strict=True):
-        ended.append(memory[running[0] :])
-        o, memory = scan_piece(chunks, memory[: running[0]], running)
+        rows = running[0] if running else 0
+        ended.append(memory[rows:])
+        o, memory = scan_piece(chunks, memory[:rows], running)
         out.append(o)
     memory = torch.cat([memory, *reversed(ended)])[cut.order.argsort()]
     return finish(call, cut.join(torch.cat(out), B, T), memory)
@@ -129,7 +131,7 @@ def scan(chunks: Canonical, memory: Tensor, running: list[int]) -> tuple[Tensor,
         u, reads = u.split((v.shape[-1], r.shape[-1]), -1)
 
     # From chunk to chunk, all sequences that are still running in one step.
-    keys, entries, written, ended = decay.until_exit(k).mT, [], [], []
+    keys, entries, written, ended = decay.until_exit(k).mT, [memory[:0]], [u[:0]], []
     tensors = (keys @ u if reads is None else u, reads, keys, decay.over_chunk())
     steps: list[Sequence[Any]] = [[None] * len(running) if x is None else x.split(running) for x in tensors]
     for n, added, r_n, k_n, factor in zip(running, *steps, strict=True):
