@@ -84,6 +84,12 @@ def stop(text: str) -> NoReturn:
     raise typer.Exit(STOPPED)
 
 
+def say(line: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
 def show(table: "Table") -> None:
     """A table on standard output."""
     from rich.console import Console

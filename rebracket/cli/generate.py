@@ -29,6 +29,9 @@ def command(
     prompt_file: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="A file that is a prompt; '-' is standard input.")
     ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="Of prompt files, such as latin-1; auto is UTF-8, or what a mark or zeros say.")
+    ] = "auto",
     tokens: Annotated[int, typer.Option(min=0, help="Most tokens for each text; 0 only reads the prompts.")] = 200,
     temperature: Annotated[
         float | None, typer.Option(help="0: the likeliest token; 1: the model's distribution.  [default: 0.8]")
@@ -66,7 +69,7 @@ def command(
         refuse_replacing(save_state)
     options = Options(temperature, top_k, top_p, seed, None if stop is None else tuple(stop), endless)
     try:
-        prompts = prompts_of(prompt or [], prompt_file or [], state)
+        prompts = prompts_of(prompt or [], prompt_file or [], state, encoding)
         texts = open_texts(*load_model(model_folder(model)), state, prompts, options)
         pages = Pages(len(texts.rows))
         with Interrupt() as interrupt:
@@ -76,7 +79,7 @@ def command(
             finish(texts, pages, save_state)
             meter.end()
     except KeyboardInterrupt as error:
-        say(f"stopped; nothing was saved{'' if save_state is None else f' to {save_state}'}")
+        cli.say(f"stopped; nothing was saved{'' if save_state is None else f' to {save_state}'}")
         raise typer.Exit(cli.STOPPED) from error
     if interrupt.asked:
         raise typer.Exit(cli.STOPPED)
@@ -102,16 +105,16 @@ class Options:
         return replace(before, sampler=replace(before.sampler, **given), **settings)
 
 
-def prompts_of(prompt: Sequence[str], prompt_file: Sequence[str], state: Path | None) -> list[str]:
+def prompts_of(prompt: Sequence[str], prompt_file: Sequence[str], state: Path | None, encoding: str) -> list[str]:
     """The prompts that were given; without any and without a state, the one on standard input."""
     if prompt or prompt_file or state is not None or not piped():
-        named = [("--prompt", text) for text in prompt] + [(name, text_of(name)) for name in prompt_file]
+        named = [("--prompt", text) for text in prompt] + [(name, text_of(name, encoding)) for name in prompt_file]
         for name, text in named:
             if not text:
                 raise ValueError(f"{name}: this prompt is empty")
         return [text for _, text in named]
-    say("the prompt is read from standard input")
-    text = text_of(STDIN)
+    cli.say("the prompt is read from standard input")
+    text = text_of(STDIN, encoding)
     return [text] if text else []
 
 
@@ -124,10 +127,11 @@ def piped() -> bool:
     return stat.S_ISFIFO(kind) or stat.S_ISREG(kind)
 
 
-def text_of(name: str) -> str:
-    """The text of a file, including bytes that are not UTF-8."""
-    data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-    return data.decode("utf-8", "surrogateescape")
+def text_of(name: str, encoding: str = "auto") -> str:
+    """The text of a file, read as text for training is."""
+    from rebracket.data import read_file
+
+    return read_file(name, encoding, cli.say)
 
 
 def open_texts(
@@ -183,7 +187,7 @@ def finish(texts: "Generation", pages: "Pages", save_state: Path | None) -> None
         sys.stdout.write("\n")
     sys.stdout.flush()
     if save_state is not None and sys.stdout.isatty():
-        say("")
+        cli.say("")
 
 
 @final
@@ -251,7 +255,7 @@ class Meter:
         if done < total and self._interrupt.asked:
             raise KeyboardInterrupt
         if done < total and sys.stderr.isatty():
-            say(f"read {done:,} of {total:,} tokens")
+            cli.say(f"read {done:,} of {total:,} tokens")
 
     def begin(self) -> None:
         """All prompts are read."""
@@ -272,9 +276,9 @@ class Meter:
         """Everything is written."""
         model, counts = self._texts.model, [row.read for row in self._texts.rows]
         softmax = sum(model.config.kv_cache_nbytes(count, dtype=model.embed.weight.dtype) for count in counts)
-        say(self._reading)
-        say(pace("wrote", self._written, self._now - self._begun))
-        say(
+        cli.say(self._reading)
+        cli.say(pace("wrote", self._written, self._now - self._begun))
+        cli.say(
             f"state {self._texts.nbytes:,} bytes; keys and values of softmax {softmax:,} bytes "
             f"after {sum(counts):,} tokens"
         )
@@ -284,7 +288,7 @@ class Meter:
 
         each = (self._now - self._reported) / self._every * 1000
         self._reported = self._now
-        say(
+        cli.say(
             f"tokens {self._steps}: {each:.2f} ms/token, peak memory {peak_nbytes() / 1e6:.0f} MB, "
             f"state {self._texts.nbytes:,} bytes"
         )
@@ -292,8 +296,3 @@ class Meter:
 
 def pace(what: str, tokens: int, seconds: float) -> str:
     return f"{what} {tokens:,} tokens in {seconds:.2f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
-
-
-def say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

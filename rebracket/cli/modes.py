@@ -27,6 +27,9 @@ def command(
         list[str] | None,
         typer.Option(help="A file, folder, glob or 'stdlib' instead of the run's held-out text; may be given again."),
     ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="Of the text, such as latin-1; auto is UTF-8, or what a mark or zeros say.")
+    ] = "auto",
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the longest document.")] = 2048,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference that passes, in standard deviations of the logits.")
@@ -42,7 +45,10 @@ def command(
 
     folder = model_folder(model)
     tokenizer = load_model(folder)[1]
-    document = max(read(text) if text else run_of(model).held_out(), key=lambda one: one.nbytes)
+    document = max(
+        read(text, encoding=encoding, say=cli.say) if text else run_of(model).held_out(cli.say),
+        key=lambda one: one.nbytes,
+    )
     ids = [tokenizer.document, *tokenizer.encode(document.text)][:tokens]
     nbytes = len(tokenizer.decode_bytes(ids))
     sys.stdout.write(f"{document.name}: {len(ids):,} tokens, {nbytes:,} bytes, in float32\n")

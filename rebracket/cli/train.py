@@ -17,6 +17,9 @@ def command(
         list[str] | None,
         typer.Option(help="A file, folder, glob, '-' or 'stdlib' instead of data.text; may be given again."),
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of the text, such as latin-1, instead of data.encoding.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another value; may be given again.")
     ] = None,
@@ -26,8 +29,9 @@ def command(
     from rebracket.data import cache_folder
     from rebracket.train import TrainConfig, train, verdict
 
-    of_text = [f"data.text={json.dumps(text, ensure_ascii=False)}"] if text else []
-    read = TrainConfig.read(config, [*(overrides or []), *of_text])
+    given = {"data.text": text, "data.encoding": encoding}
+    options = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value]
+    read = TrainConfig.read(config, [*(overrides or []), *options])
     folder, progress = out or Path("runs") / config.stem, Progress(sys.stdout, "step")
     try:
         outcome = train(read, folder, cache_folder(), progress)

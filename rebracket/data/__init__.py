@@ -2,6 +2,7 @@
 
 from rebracket.data.batches import Batch, Batches, ordered
 from rebracket.data.corpus import Corpus, load_corpus
+from rebracket.data.sources import read_file
 from rebracket.data.text import Document, hold_out, read
 from rebracket.data.tokens import TokenStream, cache_folder, token_stream
 
@@ -16,5 +17,6 @@ __all__ = [
     "load_corpus",
     "ordered",
     "read",
+    "read_file",
     "token_stream",
 ]

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import final
 
 from rebracket.base.files import replacing
+from rebracket.data.encoding import AUTO
+from rebracket.data.sources import warn
 from rebracket.data.text import Document, hold_out, read
 from rebracket.data.tokens import TokenStream, token_stream
 from rebracket.lm.tokenizer import Tokenizer
@@ -44,22 +46,26 @@ def load_corpus(
     sources: Sequence[str],
     *,
     separator: str = "",
+    encoding: str = AUTO,
     held_out: float = 0.03,
     tokenizer: str = BPE,
     vocab_size: int = 4096,
     cache: Path,
     say: Callable[[str], None] = silent,
+    note: Callable[[str], None] = warn,
 ) -> Corpus:
     r"""Reads text, holds documents out, learns or loads the tokenizer, and returns both sides as token streams.
 
     Args:
         sources: as `rebracket.data.read` takes them.
         separator: as `rebracket.data.read` takes it.
+        encoding: as `rebracket.data.read` takes it.
         held_out: expected share of documents to validate with, in (0, 0.5].
         tokenizer: "bpe" (learned from the documents to train on), "bytes", or the path of a saved tokenizer.
         vocab_size: ids of a learned tokenizer, >= 257.
         cache: folder for tokenizers and tokens.
         say: is called with a line before something that takes long.
+        note: is called with a line for what was left out or replaced.
 
     Raises:
         FileNotFoundError: a source or the tokenizer is not there.
@@ -73,7 +79,7 @@ def load_corpus(
         ...     corpus.train.nbytes + corpus.held_out.nbytes
         750
     """
-    train, held = hold_out(read(sources, separator), held_out)
+    train, held = hold_out(read(sources, separator, encoding, note), held_out)
     made = make_tokenizer(tokenizer, vocab_size, train, cache, say)
     return Corpus(made, token_stream(train, made, cache), token_stream(held, made, cache))
 

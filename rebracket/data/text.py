@@ -1,32 +1,14 @@
-"""Documents from files, folders, globs, standard input and the Python standard library's own sources."""
+"""Documents: text read from its sources, and a part of it held out."""
 
-import codecs
-import glob
 import hashlib
-import itertools
-import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import final
 
 from rebracket.base.checks import number
-
-STDIN = "-"
-STDLIB = "stdlib"
-STDLIB_WITH_TESTS = "stdlib+tests"
-INSTALLED = frozenset({"site-packages", "dist-packages"})
-TESTS = frozenset({"test", "tests", "idle_test"})
-# Longest first: the mark of UTF-32 begins with that of UTF-16.
-BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+from rebracket.data.encoding import AUTO
+from rebracket.data.sources import Losses, find, warn
 
 
 @final
@@ -57,36 +39,26 @@ class Document:
         return hashlib.sha256(self.text.encode()).digest()
 
 
-@final
-@dataclass(frozen=True)
-class Found:
-    """A file to read, or standard input.
-
-    Args:
-        name: of its document.
-        load: reads it.
-        named: whether the user named this very file; one found in a folder is left out if it is binary.
-    """
-
-    name: str
-    load: Callable[[], bytes]
-    named: bool
-
-
-def read(sources: Sequence[str], separator: str = "") -> tuple[Document, ...]:
+def read(
+    sources: Sequence[str], separator: str = "", encoding: str = AUTO, say: Callable[[str], None] = warn
+) -> tuple[Document, ...]:
     """Reads the documents of all sources, sorted by name, without empty ones and exact repeats.
 
-    The encoding is that of the byte-order mark, else UTF-8 if the bytes are valid, else Latin-1. In folders and globs,
-    hidden files and files with NUL bytes are left out.
+    Text is UTF-8, or UTF-16 or UTF-32 if its byte-order mark or, in a file given by name, its zeros say so. The mark is
+    taken off, and a damaged character becomes U+FFFD. In folders and globs, hidden files, binary files and files in
+    another encoding are left out; links to folders are followed once.
 
     Args:
-        sources: files, folders (all files below), globs (`**` goes deep), "-" (standard input), "stdlib" (the .py
-            files of the running Python's standard library without its tests) or "stdlib+tests".
+        sources: files, pipes, folders (all files below), globs (`**` goes deep), "-" (standard input), "stdlib" (the
+            .py files of the running Python's standard library without its tests) or "stdlib+tests".
         separator: text between the documents of a file; "" makes each file one document.
+        encoding: of every file, such as "latin-1"; "auto" as above.
+        say: is called with a line, which has a count, for each reason why a file was left out or a character replaced;
+            hidden files are not counted.
 
     Raises:
         FileNotFoundError: a file or folder is not there, or nothing matches a glob.
-        ValueError: no source given, or none holds any text.
+        ValueError: no source given, none holds any text, or a file given by name is no text or in another encoding.
 
     Example:
         >>> documents = read(["stdlib"])
@@ -95,8 +67,12 @@ def read(sources: Sequence[str], separator: str = "") -> tuple[Document, ...]:
     """
     if not sources:
         raise ValueError("text must name at least one source: a file, folder, glob, '-' or 'stdlib'")
-    found = sorted(itertools.chain.from_iterable(map(find, sources)), key=lambda one: one.name)
-    documents = tuple(distinct(part for one in found for part in parts(one, separator)))
+    losses = Losses()
+    found = sorted((one for source in sources for one in find(source, losses)), key=lambda one: one.name)
+    texts = ((one.name, one.text(encoding, losses)) for one in found)
+    documents = tuple(distinct(part for name, text in texts for part in parts(name, text, separator)))
+    for line in losses.lines():
+        say(line)
     if not documents:
         raise ValueError(f"text must not be empty, got no text in {', '.join(sources)}")
     return documents
@@ -131,76 +107,12 @@ def hold_out(documents: Sequence[Document], fraction: float) -> tuple[tuple[Docu
     return cut_longest(documents, fraction)
 
 
-def find(source: str) -> list[Found]:
-    """The files that a source names."""
-    if source == STDIN:
-        return [Found(STDIN, sys.stdin.buffer.read, named=True)]
-    if source in (STDLIB, STDLIB_WITH_TESTS):
-        return stdlib(without=frozenset() if source == STDLIB_WITH_TESTS else TESTS)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return folder(path)
-    if path.is_file():
-        return [Found(path.as_posix(), path.read_bytes, named=True)]
-    return matching(source)
-
-
-def stdlib(without: frozenset[str]) -> list[Found]:
-    root = Path(sysconfig.get_path("stdlib"))
-    unwanted = INSTALLED | without
-    inside = [(path, path.relative_to(root)) for path in visible(root) if path.suffix == ".py"]
-    return [
-        Found(f"{STDLIB}/{relative.as_posix()}", path.read_bytes, named=False)
-        for path, relative in inside
-        if unwanted.isdisjoint(relative.parts[:-1])
-    ]
-
-
-def folder(root: Path) -> list[Found]:
-    named = root.resolve().name
-    return [
-        Found(f"{named}/{path.relative_to(root).as_posix()}", path.read_bytes, named=False) for path in visible(root)
-    ]
-
-
-def matching(pattern: str) -> list[Found]:
-    paths = [Path(path) for path in glob.glob(str(Path(pattern).expanduser()), recursive=True)]  # noqa: PTH207
-    files = [path for path in paths if path.is_file()]
-    if not files:
-        raise FileNotFoundError(f"no text at {pattern}: no file, folder or glob match of that name")
-    return [Found(path.as_posix(), path.read_bytes, named=False) for path in files]
-
-
-def visible(root: Path) -> Iterator[Path]:
-    """Files at any depth, none of them hidden or in a hidden folder."""
-    for path in root.rglob("*"):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts):
-            yield path
-
-
-def parts(found: Found, separator: str) -> Iterator[Document]:
-    data = found.load()
-    if not found.named and is_binary(data):
-        return
-    text = decode(data)
+def parts(name: str, text: str, separator: str) -> Iterator[Document]:
+    """The documents of a file; those that hold only blanks are none."""
     pieces = text.split(separator) if separator else [text]
     for place, piece in enumerate(pieces):
         if piece.strip():
-            yield Document(f"{found.name}#{place}" if len(pieces) > 1 else found.name, piece)
-
-
-def is_binary(data: bytes) -> bool:
-    return b"\0" in data and not data.startswith(tuple(mark for mark, _ in BYTE_ORDER_MARKS))
-
-
-def decode(data: bytes) -> str:
-    for mark, encoding in BYTE_ORDER_MARKS:
-        if data.startswith(mark):
-            return data.decode(encoding, "replace")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+            yield Document(f"{name}#{place}" if len(pieces) > 1 else name, piece)
 
 
 def distinct(documents: Iterable[Document]) -> Iterator[Document]:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 MARK = "<|document|>"
 SMALLEST = 256 + 1
 NOT_TEXT = re.compile("([\udc80-\udcff]+)")
+# The words of GPT-2: letters, digits or signs with a blank before them, blanks, and a few English endings.
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Merges are learned from words of at most so many characters, for each merge costs a pass over its words.
+LONGEST = 128
 
 
 @cache
@@ -71,6 +75,8 @@ class Tokenizer:
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, progress: bool = False) -> Tokenizer:
         """Learns merges from texts: the most frequent pair inside words first, ties broken the same way every time.
+
+        A word longer than 128 characters, as in text without blanks, is learned from in pieces of that length.
 
         Args:
             texts: documents; words never cross from one to the next.
@@ -265,10 +271,15 @@ def _engine(vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> En
 
 
 def _learn(texts: Iterable[str], symbols: int, progress: bool) -> list[tuple[str, str]]:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     engine = Tokenizer(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(part), "isolated") for part in (WORDS, rf"[\s\S]{{1,{LONGEST}}}")),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=symbols, min_frequency=2, show_progress=progress, initial_alphabet=list(byte_symbols())
     )

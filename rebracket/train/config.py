@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from rebracket.base.checks import number, one_of, text, truth, whole, within
+from rebracket.data.encoding import decode
 from rebracket.lm.config import refuse_unknown
 
 
@@ -18,6 +19,7 @@ class DataConfig:
 
     Args:
         text: files, folders, globs, "-" (standard input), "stdlib" or "stdlib+tests".
+        encoding: of every file, such as "latin-1"; "auto" is UTF-8, or what a byte-order mark or zeros say.
         separator: text that divides a file into documents; "" makes each file one.
         held_out: expected share of documents to validate with, in (0, 0.5].
         tokenizer: "bpe", "bytes", or the path of a tokenizer.json.
@@ -25,6 +27,7 @@ class DataConfig:
     """
 
     text: tuple[str, ...] = ("stdlib",)
+    encoding: str = "auto"
     separator: str = ""
     held_out: float = 0.03
     tokenizer: str = "bpe"
@@ -33,8 +36,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not self.text or not all(isinstance(source, str) for source in self.text):
             raise TypeError(f"data.text must be a list of texts, at least one, got {list(self.text)}")
-        for name in ("separator", "tokenizer"):
+        for name in ("encoding", "separator", "tokenizer"):
             text(f"data.{name}", getattr(self, name))
+        decode(b"", self.encoding)  # raises where Python does not know it
         number("data.held_out", self.held_out, 0, 0.5)
         whole("data.vocab_size", self.vocab_size, 257)
 
@@ -176,7 +180,7 @@ class TrainConfig:
         if not path.is_file():
             raise FileNotFoundError(f"no config at {path}")
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except ValueError as error:
             raise ValueError(f"{path} is no TOML: {error}") from error
         for override in overrides:

@@ -2,14 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from rebracket.base.files import replacing
-from rebracket.data.text import STDIN, Document, hold_out, read
+from rebracket.data.sources import STDIN
+from rebracket.data.text import Document, hold_out, read
 from rebracket.train.config import TrainConfig
 from rebracket.train.metrics import records
 
@@ -70,10 +71,10 @@ class RunFolder:
         if not self.config.is_file():
             return self._refuse_foreign()
         try:
-            begun = json.loads(self.config.read_text())
-        except ValueError as error:
+            begun = TrainConfig.from_dict(json.loads(self.config.read_text(encoding="utf-8"))).to_dict()
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{self.config} is damaged: {error}") from error
-        found = differences(begun, json.loads(json.dumps(config.to_dict())))
+        found = differences(*(json.loads(json.dumps(values)) for values in (begun, config.to_dict())))
         if found:
             raise ValueError(
                 f"{self.path} holds a run of another config: {'; '.join(found)}; give another folder, or that config"
@@ -107,8 +108,11 @@ class RunFolder:
                     beside.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
             yield
 
-    def held_out(self) -> tuple[Document, ...]:
+    def held_out(self, say: Callable[[str], None]) -> tuple[Document, ...]:
         """The documents that the run held out: its text is read and divided again.
+
+        Args:
+            say: as `rebracket.data.read` takes it.
 
         Raises:
             FileNotFoundError: the run's text is gone.
@@ -120,7 +124,7 @@ class RunFolder:
             raise ValueError(f"{self.config} is damaged: {error}") from error
         if STDIN in data.text:
             raise ValueError(f"{self.path} was trained on standard input, which is gone; give --text")
-        return hold_out(read(data.text, data.separator), data.held_out)[1]
+        return hold_out(read(data.text, data.separator, data.encoding, say), data.held_out)[1]
 
     def _refuse_foreign(self) -> None:
         if self.path.exists() and not self.path.is_dir():

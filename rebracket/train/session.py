@@ -211,7 +211,7 @@ def refuse_unsound(config: TrainConfig) -> None:
 def corpus_of(data: DataConfig, cache: Path, progress: Progress) -> Corpus:
     """The text that a config names."""
     options = {name: value for name, value in vars(data).items() if name != "text"}
-    return load_corpus(data.text, **options, cache=cache, say=progress.say)
+    return load_corpus(data.text, **options, cache=cache, say=progress.say, note=progress.say)
 
 
 def model_config(values: Mapping[str, Any], vocab_size: int) -> Config:

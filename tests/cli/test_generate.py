@@ -218,9 +218,18 @@ def test_a_run_is_as_good_as_its_model(run, home):
     assert whole[1] == run("run/model", *PROMPT, "--tokens", "5")[1]
 
 
-def test_bytes_that_are_no_text_can_be_read(run):
-    Path("bytes").write_bytes(b"\xff\xfe\x00 odd")
-    assert run("gated", "--prompt-file", "bytes", "--tokens", "2")[2].startswith("read 7 tokens")
+def test_a_prompt_is_read_as_text_to_train_on_is(run):
+    Path("damaged").write_bytes(b"odd \xff")
+    Path("wide").write_bytes("wide".encode("utf-16"))
+    Path("latin").write_bytes("été à Évry\n".encode("latin-1") * 9)
+    code, _, said = run("gated", "--prompt-file", "damaged", "--tokens", "2")
+    assert code == 0
+    assert said.startswith("places that are not UTF-8 and were replaced: 1, first damaged\nread 7 tokens")
+    assert run("gated", "--prompt-file", "wide", "--tokens", "2")[2].startswith("read 4 tokens")
+    code, _, said = run("gated", "--prompt-file", "latin", "--tokens", "2")
+    assert (code, said) == (2, "rebracket: latin: not UTF-8; name its encoding, such as latin-1\n")
+    code, _, said = run("gated", "--prompt-file", "latin", "--encoding", "latin-1", "--tokens", "2")
+    assert said.startswith(f"read {len('été à Évry'.encode()) * 9 + 9} tokens")
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,32 @@ def test_text_can_be_given_by_option_and_by_pipe(home, capsys, monkeypatch):
     assert "of 1 documents" in said
 
 
+def test_text_is_read_as_its_encoding_says_and_what_is_left_out_is_said(home, capsys):
+    latin = "".join(f"été numéro {number} à Évry\n" for number in range(200))
+    Path("latin.txt").write_bytes(latin.encode("latin-1"))
+    code, _, error = call(capsys, "tiny.toml", "--text", "latin.txt")
+    assert (code, error) == (2, "rebracket: latin.txt: not UTF-8; name its encoding, such as latin-1\n")
+    code, said, _ = call(capsys, "tiny.toml", "--text", "latin.txt", "--encoding", "latin-1", "--set", "train.steps=2")
+    assert code == 0
+    counts = re.findall(r"([\d,]+) bytes of", said)[:2]
+    assert sum(int(count.replace(",", "")) for count in counts) == len(latin.encode())
+    Path("text/picture.png").write_bytes(b"\x89PNG\0\0")
+    code, said, _ = call(capsys, "tiny.toml", "--out", "other", "--set", "train.steps=2")
+    assert said.startswith("files left out that are binary: 1, first text/picture.png\n")
+
+
+def test_a_config_with_a_byte_order_mark_is_read(home, capsys):
+    Path("tiny.toml").write_text(CONFIG, encoding="utf-8-sig")
+    assert call(capsys, "tiny.toml", "--set", "train.steps=2")[0] == 0
+
+
+def test_a_run_of_an_earlier_release_continues_where_its_config_lacks_a_new_default(home, capsys):
+    call(capsys, "tiny.toml", "--set", "train.steps=2")
+    path = Path("runs/tiny/config.json")
+    path.write_text(path.read_text().replace('"encoding": "auto",', ""))
+    assert call(capsys, "tiny.toml", "--set", "train.steps=2")[0] == 0
+
+
 def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(home, capsys):
     Path("empty.txt").write_text("")
     Path("short.txt").write_text("a\nb\n")

@@ -1,11 +1,20 @@
 """Documents: nothing lost, nothing read twice; the order hangs on names, the held-out side on text alone."""
 
+import bz2
+import gzip
 import io
+import lzma
+import os
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
+from rebracket.data.sources import read_file
 from rebracket.data.text import Document, hold_out, read
+
+CHINESE = "今天天气很好，我们去公园散步。\n" * 200
 
 
 def texts(documents):
@@ -63,14 +72,155 @@ def test_standard_input(monkeypatch):
         ("größe €".encode("utf-8-sig"), "größe €"),
         ("größe €".encode("utf-16"), "größe €"),
         ("größe €".encode("utf-32"), "größe €"),
-        ("größe".encode("latin-1"), "größe"),
-        (b"a\r\nb\0c", "a\r\nb\0c"),
-        (b"\xff\xfe\x00", "\ufffd"),
+        ("größe €".encode("utf-16-le"), "größe €"),
+        ("größe €".encode("utf-16-be"), "größe €"),
+        ("größe €".encode("utf-32-be"), "größe €"),
+        (("今天天气很好，" * 20 + "\n").encode("utf-16-le"), "今天天气很好，" * 20 + "\n"),
+        (("今天天气很好，" * 20 + "\n").encode("utf-16-be"), "今天天气很好，" * 20 + "\n"),
+        (b"a\r\nb\rc", "a\r\nb\rc"),
     ],
 )
 def test_a_named_file_is_decoded_whatever_it_holds(tmp_path, data, text):
     (tmp_path / "x").write_bytes(data)
     assert texts(read([str(tmp_path / "x")])) == [text]
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "said"),
+    [
+        (
+            CHINESE.encode()[:5000],
+            CHINESE.encode()[:5000].decode("utf-8", "replace"),
+            "UTF-8 and were replaced: 1, first",
+        ),
+        ("größe".encode("latin-1"), "gr\ufffd\ufffde", "UTF-8 and were replaced: 2, first"),
+        (b"\xff\xfe\x00", "\ufffd", "UTF-16 and were replaced: 1, first"),
+        ("sent \ufffd already ".encode() + b"\xff", "sent \ufffd already \ufffd", "UTF-8 and were replaced: 1, first"),
+    ],
+    ids=["cut", "latin", "cut UTF-16", "replaced before"],
+)
+def test_damaged_characters_are_replaced_and_counted(tmp_path, data, text, said):
+    (tmp_path / "x").write_bytes(data)
+    lines = []
+    assert texts(read([str(tmp_path / "x")], say=lines.append)) == [text]
+    assert read_file(str(tmp_path / "x"), say=lines.append) == text
+    assert lines == [f"places that are not {said} {tmp_path / 'x'}"] * 2
+
+
+def test_without_a_listener_damage_is_a_warning(tmp_path):
+    (tmp_path / "x").write_bytes(b"a\xff")
+    with pytest.warns(UserWarning, match="not UTF-8 and were replaced: 1"):
+        read([str(tmp_path / "x")])
+
+
+NO_TEXT = {
+    "a.zip": (b"PK\x03\x04\x14\0", "a zip archive; unpack it first"),
+    "a.gz": (gzip.compress(b"text"), "compressed by gzip; unpack it first"),
+    "a.bz2": (bz2.compress(b"text"), "compressed by bzip2; unpack it first"),
+    "a.xz": (lzma.compress(b"text"), "compressed by xz; unpack it first"),
+    "a.pdf": (b"%PDF-1.7 text", "a PDF; unpack it first"),
+    "a.tar": (b"name\0\0\0\0 text text text", "binary; if it is text, name its encoding"),
+    "a.bin": (bytes(range(256)) * 9, "binary; if it is text, name its encoding"),
+    "a.txt": ("été à Évry\n".encode("latin-1") * 9, "not UTF-8; name its encoding, such as latin-1"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TEXT)
+def test_what_is_no_text_is_refused_by_name_and_left_out_of_a_folder(tmp_path, name):
+    data, said = NO_TEXT[name]
+    (tmp_path / name).write_bytes(data)
+    for reader in (read_file, lambda path: read([path])):
+        with pytest.raises(ValueError, match=f"{name}: {said}"):
+            reader(str(tmp_path / name))
+    (tmp_path / "good").write_text("good")
+    lines = []
+    assert texts(read([str(tmp_path)], say=lines.append)) == ["good"]
+    assert lines == [f"files left out that are {said.partition(';')[0]}: 1, first {tmp_path.name}/{name}"]
+
+
+def test_an_encoding_can_be_named(tmp_path):
+    (tmp_path / "x").write_bytes("été à Évry\n".encode("latin-1") * 9)
+    assert read_file(str(tmp_path / "x"), "latin-1") == "été à Évry\n" * 9
+    assert texts(read([str(tmp_path)], encoding="latin-1")) == ["été à Évry\n" * 9]
+    (tmp_path / "marked").write_bytes("x".encode("utf-8-sig"))
+    assert read_file(str(tmp_path / "marked"), "utf-8") == "x"
+    for unknown in ("klingon", "zlib"):
+        with pytest.raises(ValueError, match=f"encoding must be auto or one that Python knows.*'{unknown}'"):
+            read_file(str(tmp_path / "x"), unknown)
+
+
+def test_zeros_in_a_folder_are_binary(tmp_path):
+    (tmp_path / "x").write_bytes(("plain words\n" * 20).encode("utf-16-le"))
+    (tmp_path / "y").write_text("text")
+    assert names(read([str(tmp_path)], say=[].append)) == [f"{tmp_path.name}/y"]
+    assert texts(read([str(tmp_path / "x")])) == ["plain words\n" * 20]
+
+
+def test_links_to_folders_are_followed_once_and_may_go_in_circles(tmp_path):
+    for name in ("a", "b", "aside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(f"text of {name}")
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "top").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "top" / name).symlink_to(tmp_path / name)
+    assert names(read([str(tmp_path)])) == [f"{tmp_path.name}/{name}/x.txt" for name in ("a", "aside", "b")]
+    assert texts(read([str(tmp_path / "top")])) == ["text of a", "text of b"]
+    assert texts(read([f"{tmp_path}/top/**/*.txt"])) == ["text of a", "text of b"]
+
+
+def test_what_cannot_be_read_in_a_folder_is_counted_and_by_name_an_error(tmp_path, monkeypatch):
+    (tmp_path / "good.txt").write_text("good")
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
+    for name in ("locked.txt", "locked too.txt"):
+        (tmp_path / name).write_text("locked")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "closed").mkdir()
+    read_bytes, scandir = Path.read_bytes, os.scandir
+
+    def refuse(path):
+        if "locked" in path.name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_bytes(path)
+
+    def close(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "scandir", close)
+    for source in (tmp_path, tmp_path / "**"):
+        lines = []
+        assert texts(read([str(source)], say=lines.append)) == ["good"]
+        assert [line.partition(", first")[0] for line in sorted(lines)] == [
+            "files left out that are pipes or devices: 1",
+            "files left out that cannot be read: 4",
+            "folders left out that cannot be read: 1",
+        ]
+    with pytest.raises(PermissionError, match=r"locked\.txt"):
+        read([str(tmp_path / "locked.txt")])
+
+
+def test_a_pipe_by_name_is_read_and_a_device_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for reader in (read_file, lambda path: read([path])[0].text):
+        writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("through a pipe",))
+        writer.start()
+        assert reader(str(tmp_path / "pipe")) == "through a pipe"
+        writer.join()
+    with pytest.raises(ValueError, match="/dev/zero: must be a file or a pipe, is a device"):
+        read(["/dev/zero"])
+    with pytest.raises(ValueError, match="must be a file or a pipe, is a folder"):
+        read_file(str(tmp_path))
+
+
+def test_standard_input_that_is_closed_is_said_to_be(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="-: standard input is closed"):
+        read(["-"])
 
 
 def test_a_separator_divides_a_file_into_documents(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -66,6 +67,27 @@ def test_training_is_deterministic_whatever_the_order_of_documents():
     assert Tokenizer.train(texts[::-1], vocab_size=400) == first
     assert Tokenizer.train(texts, vocab_size=401) != first
     assert Tokenizer.train(texts, vocab_size=401).digest != first.digest
+
+
+@pytest.mark.parametrize("alphabet", ["a", " ", "ACGT", "今天气很好我们去公园散步的一是不了"])
+def test_learning_from_text_without_blanks_takes_time_in_proportion_to_its_length(alphabet: str):
+    draw = random.Random(0)
+
+    def seconds(length: int) -> float:
+        text = "".join(draw.choices(alphabet, k=length))
+        begun = time.process_time()
+        Tokenizer.train([text], vocab_size=1000)
+        return time.process_time() - begun
+
+    shorter = min(seconds(10_000) for _ in range(3))
+    assert seconds(80_000) < 24 * max(shorter, 0.01)
+
+
+def test_ordinary_words_are_learned_from_whole():
+    words = [f"{'x' * length}{length}" for length in (1, 30, 100)]
+    text = " ".join(word for word in words for _ in range(3))
+    found = Tokenizer.train([text], vocab_size=2000)
+    assert len(found.encode(f" {'x' * 100}")) == 1
 
 
 def test_merges_that_make_the_same_text_share_an_id():

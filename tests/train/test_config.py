@@ -65,7 +65,7 @@ def test_configs_are_frozen(path):
     [
         ("train.stps=1", ValueError, "train: 'stps' is unknown, did you mean 'steps'?"),
         ("optimiser.learning_rate=1", ValueError, "config: 'optimiser' is unknown, did you mean 'optimizer'?"),
-        ("data.zzz=1", ValueError, "data: 'zzz' is unknown; known are held_out, separator, text"),
+        ("data.zzz=1", ValueError, "data: 'zzz' is unknown; known are encoding, held_out, separator, text"),
         ("train.steps=many", ValueError, "train.steps must be a whole number of at least 1, got 'many'"),
         ("train.steps=1.5", ValueError, "train.steps must be a whole number of at least 1, got 1.5"),
         ("train.steps=true", ValueError, "train.steps must be a whole number of at least 1, got True"),

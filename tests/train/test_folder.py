@@ -129,7 +129,7 @@ def test_the_model_of_a_run_is_in_it(run: Path):
 
 @pytest.mark.parametrize("name", ["", "model"])
 def test_held_out_text_is_what_training_held_out(run: Path, name: str):
-    found = run_of(run / name).held_out()
+    found = run_of(run / name).held_out(print)
     assert found == hold_out(read([str(run.parent / "text")]), 0.2)[1]
     assert 0 < len(found) < len(TEXTS)
 
@@ -150,10 +150,10 @@ def test_a_model_without_a_run_needs_a_text(tmp_path: Path):
 def test_standard_input_cannot_be_read_again(run: Path):
     begin(run, "-")
     with pytest.raises(ValueError, match="trained on standard input, which is gone; give --text"):
-        run_of(run).held_out()
+        run_of(run).held_out(print)
 
 
 def test_a_damaged_config_is_said_to_be_so(run: Path):
     (run / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
-        run_of(run).held_out()
+        run_of(run).held_out(print)
