@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.attention import linear_attention
-from rebracket.ops.checks import check_devices, check_tensor, check_write
+from rebracket.ops.checks import check_devices, check_write
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
+from rebracket.ops.tensors import check_tensor
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta

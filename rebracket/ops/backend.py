@@ -20,8 +20,8 @@ from rebracket.ops.state import Output, State
 
 Kind = TypeVar("Kind", bound=Call)
 Tensors = Sequence[Tensor | None]
-PreparedStep = Callable[[Sequence[Any], State], Output]
-"""Runs steps that differ from the one it was made from only in the numbers of their tensors."""
+PreparedStep = Callable[[Sequence[Any], State], Output | None]
+"""Runs steps that differ from the one it was made from only in the numbers of their tensors; None where it cannot."""
 
 
 class Implementation(ABC, Generic[Kind]):

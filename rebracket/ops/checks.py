@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rebracket.base.checks import truth, whole
 from rebracket.ops.state import State
+from rebracket.ops.tensors import check_tensor
 from rebracket.ops.write import Sizes, WriteRule, check_shape
 
 Mode = Literal["auto", "parallel", "chunk", "recurrent"]
@@ -83,18 +84,16 @@ def measure(q: Tensor, k: Tensor, v: Tensor, entries: int) -> Sizes:
     return sizes
 
 
-def check_tensor(name: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-
-
-def check_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: State, entries: int) -> None:
+def check_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: State, write: WriteRule) -> None:
     """What `step` must know before it can give its arguments a time axis."""
+    entries = write.entries
     for name, x, letters in (("q", q, "B,Hq,K"), ("k", k, "B,Hq,K"), ("v", v, "B,H,V")):
         check_tensor(name, x)
         letters = letters if name == "q" or entries == 1 else letters.replace("B", f"B,{entries}")
         if x.ndim != letters.count(",") + 1:
             raise ValueError(f"{name} must be [{letters}], one token, got {list(x.shape)}")
+    for name, x in write.tensors().items():
+        check_tensor(name, x)
     if log_decay is not None:
         check_tensor("log_decay", log_decay)
     if not isinstance(state, State):
@@ -140,6 +139,7 @@ def check_packing(cu_seqlens: Tensor | None, B: int, T: int) -> None:
         return
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1:
         raise TypeError("cu_seqlens must be an int32 or int64 tensor [N+1], such as torch.tensor([0, 5, 9])")
+    check_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.shape[0] < 1:
         raise ValueError("cu_seqlens must hold N + 1 >= 1 offsets, got none")
     if B != 1:
@@ -167,6 +167,7 @@ def check_state(state: State | None, sizes: Sizes, N: int, normalize: bool) -> N
     if not isinstance(state, State):
         raise TypeError(f"state must be a State, got {type(state).__name__}; wrap a tensor as State(memory)")
     for name, x in state.tensors().items():
+        check_tensor(f"state.{name}", x)
         if not x.is_floating_point():
             raise TypeError(f"state.{name} must be a floating-point tensor, got {x.dtype}; use state.to(torch.float32)")
     expected = (N, sizes.H, sizes.K, sizes.V)

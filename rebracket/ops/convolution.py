@@ -7,7 +7,8 @@ from torch import Tensor
 from rebracket.base.checks import one_of
 from rebracket.ops.backend import choose
 from rebracket.ops.call import Activation, Convolution
-from rebracket.ops.checks import FLOATS, check_packing, check_tensor
+from rebracket.ops.checks import FLOATS, check_packing
+from rebracket.ops.tensors import check_tensor
 
 
 def short_convolution(

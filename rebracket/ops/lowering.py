@@ -83,7 +83,7 @@ def make_step(
 ) -> Step:
     """The checked call that the arguments of `step` describe."""
     check_write(write)
-    check_token(q, k, v, log_decay, state, write.entries)
+    check_token(q, k, v, log_decay, state, write)
     truth("inplace", inplace)
     if inplace:
         check_inplace(state, q.dtype, normalize)

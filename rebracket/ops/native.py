@@ -68,11 +68,25 @@ class NativeOperator(Implementation[Kind]):
         tensors = named.values()
         transformed = undisturbed() and transforms()
         if not transformed and not plain(tensors):
-            return self.registered(*vars(call).values(), learns(tensors))[: self.results]
+            return self.dispatched(call, named)[: self.results]
         if transformed or learns(tensors):
             return Eager.apply(self, without(call, named), tuple(named), *tensors)[: self.results]
         check_memory(named)
         return self.forward(call, keep=False)[: self.results]
+
+    def dispatched(self, call: Kind, named: Mapping[str, Tensor]) -> Results:
+        """The results by the registered operator, to which each kind of tensor gives its meaning or none."""
+        try:
+            return self.registered(*vars(call).values(), learns(named.values()))
+        except (NotImplementedError, RuntimeError, TypeError, AssertionError) as error:
+            foreign = {shown(name): type(x).__name__ for name, x in named.items() if type(x) not in PLAIN}
+            if not foreign or torch.compiler.is_compiling():
+                raise
+            seen = ", ".join(f"{name} ({kind})" for name, kind in foreign.items())
+            raise TypeError(
+                f"{seen} must be plain tensors: this call is not defined for these kinds; pass the tensors that they "
+                f"hold, or all arguments in one kind that torch's operators have ({error})"
+            ) from error
 
 
 def without(call: Any, names: Iterable[str]) -> Any:
@@ -168,7 +182,14 @@ def check_memory(tensors: Mapping[str, Tensor]) -> None:
     """Raises for a tensor whose memory was freed, which has none to be read."""
     for name, x in tensors.items():
         if not x.data_ptr() and x.numel():
-            raise ValueError(f"{name} has no memory: its storage was freed or resized; restore it before this call")
+            raise ValueError(
+                f"{shown(name)} has no memory: its storage was freed or resized; restore it before this call"
+            )
+
+
+def shown(name: str) -> str:
+    """What the caller knows a tensor of a call by."""
+    return f"state.{name}" if name in ("memory", "key_sum") else name
 
 
 def learns(tensors: Iterable[Tensor]) -> bool:

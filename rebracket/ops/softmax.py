@@ -14,6 +14,7 @@ from rebracket.base.tensors import SavedTensors
 from rebracket.ops.backend import choose
 from rebracket.ops.call import Softmax
 from rebracket.ops.checks import check_devices, check_packing, check_rank
+from rebracket.ops.tensors import check_tensor
 from rebracket.ops.write import Sizes
 
 
@@ -199,6 +200,8 @@ def check_cache(state: KeyValues | None, k: Tensor, v: Tensor, N: int) -> None:
         return
     if not isinstance(state, KeyValues):
         raise TypeError(f"state must be a KeyValues, got {type(state).__name__}; KeyValues.empty(...) begins one")
+    for name, x in state.tensors().items():
+        check_tensor(f"state.{name}", x)
     for name, cached, new in (("keys", state.keys, k), ("values", state.values, v)):
         if cached.shape[0] != N or cached.shape[2:] != new.shape[2:]:
             expected = [N, "L", *new.shape[2:]]

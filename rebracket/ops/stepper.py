@@ -64,8 +64,8 @@ class Stepper:
         prepared = self.prepared
         if prepared is not None and type(write) is prepared.rule and type(state) is State:
             values = (q, k, v, log_decay, bonus, state.memory, state.key_sum, inplace, *vars(write).values())
-            if prepared.fits(values):
-                return prepared.run(values, state)
+            if prepared.fits(values) and (output := prepared.run(values, state)) is not None:
+                return output
         return self.prepare(q, k, v, state, log_decay, write, bonus, inplace)
 
     def prepare(

@@ -10,6 +10,8 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
+from rebracket.ops.tensors import check_tensor
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +99,7 @@ class WriteRule(ABC):
 
 def check_shape(name: str, x: Tensor, sizes: Sizes, *allowed: str) -> None:
     """Raises unless the shape of x is one of those that the letters name; a head-first one is said to be so."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    check_tensor(name, x)
     if not x.is_floating_point():
         raise TypeError(
             f"{name} must be a floating-point tensor, got {x.dtype}; convert it, for example {name}.float()"

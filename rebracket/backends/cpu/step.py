@@ -16,7 +16,7 @@ from rebracket.backends.cpu.recurrence import KERNELS, check_decays, describe, r
 from rebracket.ops.backend import Implementation, PreparedStep, Tensors
 from rebracket.ops.call import Recurrence, Step
 from rebracket.ops.checks import check_decay_values
-from rebracket.ops.native import learns, plain, transforms
+from rebracket.ops.native import check_memory, learns, plain, transforms
 from rebracket.ops.state import Output, State
 
 Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)
@@ -50,6 +50,7 @@ class StepKernels(Implementation[Step]):
         if not kernel_runs(token):
             out, state = KERNELS.run(token)
             return Output(out, held.overwrite(state) if call.inplace else state)
+        check_memory(token.tensors())
         target = held if call.inplace and writable(held) else room(held, token.normalize)
         token = readable(token)
         B, _, H, V = token.v.shape
@@ -119,12 +120,12 @@ class PreparedKernel:
     normalize: bool
     like: Tensor
 
-    def __call__(self, tensors: Tensors, state: State) -> Output:
+    def __call__(self, tensors: Tensors, state: State) -> Output | None:
         words, wrong = Words.from_buffer_copy(self.template), ctypes.c_int32()
         for place, index in self.pointers:
             words[place] = address = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first was)
-            if not address:
-                raise ValueError("a tensor of the step has no memory: its storage was freed, or it is lazily zero")
+            if not address:  # freed, or zeros without memory: `step` knows which
+                return None
         after = state if self.inplace else room(state, self.normalize)
         out = torch.empty_like(self.like)
         words[OUT], words[WRONG], words[MEMORY_OUT] = out.data_ptr(), ctypes.addressof(wrong), after.memory.data_ptr()

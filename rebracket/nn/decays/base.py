@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from rebracket.nn.projections import GateProjection
 
 SHORTEST, LONGEST, FLOOR = 0.001, 0.1, 1e-4
+LARGEST = 80.0
+"""Of a number whose exponential is to be multiplied in float32."""
 
 
 class Decay(nn.Module, ABC):
@@ -57,17 +59,29 @@ class StepDecay(Decay):
 
     def forward(self, x: Tensor) -> Tensor:
         step = self.step(x)
-        return -self.A_log.to(step).exp() * F.softplus(step + self.dt_bias.to(step))
+        A_log, dt_bias = bounded(self.A_log.to(step), self.dt_bias.to(step))
+        return -A_log.exp() * F.softplus(step + dt_bias)
 
     def steps(self, log_decay: Tensor) -> Tensor:
         """Delta [B,T,H], for what `forward` returned."""
-        return -log_decay * (-self.A_log.to(log_decay)).exp()
+        A_log = self.A_log.to(log_decay)
+        return -log_decay * (-bounded(A_log, A_log)[0]).exp()
 
     def reset_parameters(self) -> None:
         """Draws W, the rates and the steps again."""
         self.step.reset_parameters()
         draw_rates(self.A_log, self.least_rate, 16.0)
         draw_steps(self.dt_bias)
+
+
+def bounded(A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """A_log of at most `LARGEST`, and dt_bias larger by the rest; without it a rate of infinity meets a step of 0.
+
+    exp(A) softplus(x) = exp(A - c) softplus(x + c) where x + c is far below 0; elsewhere, with A beyond `LARGEST`, the
+    decay is 0 by both.
+    """
+    rest = (A_log - LARGEST).clamp(min=0)
+    return A_log - rest, dt_bias + rest
 
 
 def draw_steps(dt_bias: Tensor) -> None:

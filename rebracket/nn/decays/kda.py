@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.nn.decays.base import Decay, draw_rates, draw_steps
+from rebracket.nn.decays.base import Decay, bounded, draw_rates, draw_steps
 from rebracket.nn.projections import LowRankProjection
 
 
@@ -43,9 +43,9 @@ class KDADecay(Decay):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        step = self.step(x)
-        step = F.softplus(step + self.dt_bias.to(step)).unflatten(-1, (self.heads, -1))
-        return -self.A_log.to(step).exp()[:, None] * step
+        step = self.step(x).unflatten(-1, (self.heads, -1))
+        A_log, dt_bias = bounded(self.A_log.to(step)[:, None], self.dt_bias.to(step).view(self.heads, -1))
+        return -A_log.exp() * F.softplus(step + dt_bias)
 
     def reset_parameters(self) -> None:
         """Draws W1, W2, the rates and the steps again."""

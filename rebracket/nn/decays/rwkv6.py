@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rebracket.nn.decays.base import Decay
+from rebracket.nn.decays.base import LARGEST, Decay
 from rebracket.nn.projections import GateProjection
 
 RANK = 64
@@ -47,7 +47,7 @@ class RWKV6Decay(Decay):
 
     def forward(self, x: Tensor) -> Tensor:
         w = self.up(self.down(x).tanh())
-        return -(self.w0.to(w) + w).exp().unflatten(-1, (self.heads, -1))
+        return -(self.w0.to(w) + w).clamp(max=LARGEST).exp().unflatten(-1, (self.heads, -1))
 
     def reset_parameters(self) -> None:
         """Draws W1 and W2 again; w0 as at first."""

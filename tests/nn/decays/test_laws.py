@@ -1,5 +1,6 @@
 """What every decay owes."""
 
+import itertools
 import math
 
 import pytest
@@ -66,3 +67,35 @@ def test_it_begins_as_a_long_memory(name: str):
     if isinstance(decay, LightningDecay):
         return
     assert decay(tokens(dtype=torch.float32)).median() > math.log(0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_weights_make_no_nan(name: str, dtype: torch.dtype):
+    """Every weight of one axis at every extreme, alone and against another: a decay in [0, 1], finite gradients."""
+    decay, x = decays.make(name, SIZE).to(dtype), tokens(dtype=dtype)
+    stir(decay)
+    biases = [p for p in decay.parameters() if p.ndim == 1]
+    for values in itertools.product([-200.0, -100.0, -88.0, 0.0, 30.0, 88.0, 100.0, 200.0], repeat=len(biases)):
+        with torch.no_grad():
+            for p, value in zip(biases, values, strict=True):
+                p.fill_(value)
+        factor = decay(x).exp()
+        assert ((factor >= 0) & (factor <= 1)).all(), values
+        if factor.requires_grad:
+            gradients = torch.autograd.grad(factor.sum(), list(decay.parameters()))
+            assert all(g.isfinite().all() for g in gradients), values
+
+
+@pytest.mark.parametrize("A_log", [100.0, 150.0, 200.0])
+@pytest.mark.parametrize("distance", [-200.0, -30.0, -3.0, 0.0, 3.0, 30.0])
+def test_an_extreme_rate_meets_an_extreme_step(name: str, A_log: float, distance: float):
+    decay = decays.make(name, SIZE)
+    weights = dict(decay.named_parameters())
+    if not {"A_log", "dt_bias"} <= weights.keys():
+        return
+    with torch.no_grad():
+        weights["A_log"].fill_(A_log)
+        weights["dt_bias"].fill_(distance - A_log)
+    wanted = math.exp(-math.exp(distance)) if distance < 10 else 0.0  # softplus(x) is exp(x) there
+    found = decay(torch.zeros(1, 1, SIZE.d_model)).exp()
+    torch.testing.assert_close(found, torch.full_like(found, wanted), rtol=1e-4, atol=0)
