@@ -66,7 +66,7 @@ class NativeOperator(Implementation[Kind]):
         """The results of a call: straight if it is plain, under autograd if wanted, else through torch."""
         named = call.tensors()
         tensors = named.values()
-        transformed = undisturbed() and transforms()
+        transformed = transforms() and not traced()
         if not transformed and not plain(tensors):
             return self.dispatched(call, named)[: self.results]
         if transformed or learns(tensors):
@@ -119,7 +119,7 @@ class Eager(torch.autograd.Function):
         """The gradients, in the order of the tensors."""
         saved, kept, grads = ctx.saved_tensors, ctx.operator.kept, grads[: ctx.operator.results]
         call = dataclasses.replace(ctx.bare, **dict(zip(ctx.names, saved[kept:], strict=True)))
-        if torch.is_grad_enabled() or transforms() or not plain([*saved, *(x for x in grads if x is not None)]):
+        if torch.is_grad_enabled() or not plain([*saved, *(x for x in grads if x is not None)]):
             found = differentiable_backward(ctx.operator, call, grads)
         else:
             check_memory(call.tensors())
@@ -168,7 +168,7 @@ PLAIN = {Tensor, torch.nn.Parameter}
 
 def plain(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors are numbers in this process's memory, and nothing traces, records or transforms what is done."""
-    if not undisturbed():
+    if traced() or transforms():
         return False
     for x in tensors:
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or x.is_meta or x.is_neg():
@@ -202,11 +202,11 @@ def transforms() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
 
 
-def undisturbed() -> bool:
-    """Whether nothing traces or records what is done, and there are no tangents."""
-    return not (
+def traced() -> bool:
+    """Whether something traces or records what is done, or there are tangents."""
+    return (
         torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )

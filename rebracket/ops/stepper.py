@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from rebracket.ops.backend import Backend, PreparedStep, choose
 from rebracket.ops.lowering import lowered_step, make_step, with_time_axis
-from rebracket.ops.native import PLAIN, learns, plain, transforms, undisturbed
+from rebracket.ops.native import PLAIN, learns, plain, traced, transforms
 from rebracket.ops.state import Output, State
 from rebracket.ops.write import WriteRule
 from rebracket.ops.writes.additive import Additive
@@ -84,7 +83,7 @@ class Stepper:
         chosen = choose(call, self.backend)
         values = (q, k, v, log_decay, bonus, state.memory, state.key_sum, inplace, *vars(write).values())
         tensors = [x for x in values if isinstance(x, Tensor)]
-        if plain(tensors) and not transforms() and not learns(tensors):
+        if plain(tensors) and not learns(tensors):
             way = chosen.prepare(call, [x if isinstance(x, Tensor) else None for x in values])
             way = way or Unchecked(chosen, type(write), self.normalize, self.scale)
             self.prepared = Prepared(type(write), tuple(map(layout, values)), way)
@@ -107,7 +106,7 @@ Values = tuple[Any, ...]
 @final
 @dataclass(frozen=True)
 class Prepared:
-    """What a call must be like, and the way to compute it."""
+    """A kind of call, and the way to compute it."""
 
     rule: type[WriteRule]
     layouts: tuple[Any, ...]
@@ -115,7 +114,7 @@ class Prepared:
 
     def fits(self, values: Values) -> bool:
         """Whether a call differs from the one that was prepared in nothing but the numbers of its tensors."""
-        if not undisturbed() or transforms():
+        if traced() or transforms():
             return False
         learning = torch.is_grad_enabled()
         for x, wanted in zip(values, self.layouts, strict=True):

@@ -151,6 +151,11 @@ class Library:
     def step(self, call: Call | ctypes.Array[ctypes.c_int64]) -> None:
         check(self.entry.rebracket_step(self.kernels, ctypes.byref(call), self.loop))
 
+    def step_at(self, address: int) -> None:
+        """A step whose structure is at this address; the shortest way from Python."""
+        if refusal := self.entry.rebracket_step(self.kernels, address, self.loop):
+            check(refusal)
+
     def convolve(self, call: Convolution) -> None:
         check(self.entry.rebracket_convolution_forward(self.kernels, ctypes.byref(call), self.loop))
 

@@ -16,11 +16,12 @@ from rebracket.backends.cpu.recurrence import KERNELS, check_decays, describe, r
 from rebracket.ops.backend import Implementation, PreparedStep, Tensors
 from rebracket.ops.call import Recurrence, Step
 from rebracket.ops.checks import check_decay_values
-from rebracket.ops.native import check_memory, learns, plain, transforms
+from rebracket.ops.native import check_memory, learns, plain
 from rebracket.ops.state import Output, State
 
-Words = ctypes.c_int64 * (ctypes.sizeof(Call) // 8)
-"""A call seen as words, each pointer being one."""
+FLAG = ctypes.sizeof(Call) // 8
+Words = ctypes.c_int64 * (FLAG + 1)
+"""A call seen as words, each pointer being one, and the flag of wrong decays behind them."""
 
 
 def word(name: str) -> int:
@@ -69,7 +70,8 @@ class StepKernels(Implementation[Step]):
         if None in places.values():
             return None
         out, wrong = empty(*token.v.shape, dtype=token.q.dtype), torch.zeros(1, dtype=torch.int32, device="cpu")
-        template = describe(token, out, held.memory, token.key_sum, wrong)
+        template = Words()
+        ctypes.memmove(template, ctypes.byref(describe(token, out, held.memory, token.key_sum, wrong)), 8 * FLAG)
         pointers = tuple((SOURCES[name], i) for name, i in places.items() if i is not None and i >= 0)
         return PreparedKernel(template, pointers, library.load(), step.inplace, token.normalize, out[:, 0])
 
@@ -77,7 +79,7 @@ class StepKernels(Implementation[Step]):
 def kernel_runs(token: Recurrence) -> bool:
     """Whether the step's own kernel can run: one write, no gradients, nothing traced."""
     tensors = token.tensors().values()
-    return token.per_token == 1 and plain(tensors) and not learns(tensors) and not transforms()
+    return token.per_token == 1 and plain(tensors) and not learns(tensors)
 
 
 def writable(state: State) -> bool:
@@ -107,31 +109,33 @@ class PreparedKernel:
     Args:
         template: the structure of the first of them.
         pointers: pairs of a word and the place, among the step's tensors, of the one whose address it is.
-        library: the kernels.
+        kernels: the library.
         inplace: whether the new state is written into the old one.
         normalize: whether there is a sum of keys.
         like: a tensor of the output's shape [B,H,V] and dtype.
     """
 
-    template: Call
+    template: ctypes.Array[ctypes.c_int64]
     pointers: tuple[tuple[int, int], ...]
-    library: Library
+    kernels: Library
     inplace: bool
     normalize: bool
     like: Tensor
 
     def __call__(self, tensors: Tensors, state: State) -> Output | None:
-        words, wrong = Words.from_buffer_copy(self.template), ctypes.c_int32()
+        words = Words.from_buffer_copy(self.template)
+        address = ctypes.addressof(words)
         for place, index in self.pointers:
-            words[place] = address = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first was)
-            if not address:  # freed, or zeros without memory: `step` knows which
+            words[place] = pointer = tensors[index].data_ptr()  # type: ignore[union-attr]  (there when the first was)
+            if not pointer:  # freed, or zeros without memory: `step` knows which
                 return None
         after = state if self.inplace else room(state, self.normalize)
         out = torch.empty_like(self.like)
-        words[OUT], words[WRONG], words[MEMORY_OUT] = out.data_ptr(), ctypes.addressof(wrong), after.memory.data_ptr()
+        words[OUT], words[MEMORY_OUT] = out.data_ptr(), after.memory.data_ptr()
+        words[WRONG], words[FLAG] = address + 8 * FLAG, 0
         if self.normalize:
             words[KEY_SUM_OUT] = after.key_sum.data_ptr()  # type: ignore[union-attr]
-        self.library.step(words)
-        if wrong.value:
+        self.kernels.step_at(address)
+        if words[FLAG]:
             check_decay_values(tensors[3])  # type: ignore[arg-type]
         return Output(out, after)
