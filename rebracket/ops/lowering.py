@@ -10,6 +10,7 @@ from torch import Tensor
 from rebracket.base.checks import truth
 from rebracket.ops.call import Recurrence, Step
 from rebracket.ops.checks import check_call, check_inplace, check_token, check_write, readable
+from rebracket.ops.native import check_readable
 from rebracket.ops.state import State
 from rebracket.ops.write import WriteRule, Writes
 
@@ -87,7 +88,12 @@ def make_step(
     truth("inplace", inplace)
     if inplace:
         check_inplace(state, q.dtype, normalize)
-    arguments = with_time_axis(q, k, v, log_decay, write)
+    try:
+        arguments = with_time_axis(q, k, v, log_decay, write)
+    except RuntimeError:  # freed memory has no views
+        given = {"q": q, "k": k, "v": v, "log_decay": log_decay, **write.tensors()}
+        check_readable({name: x for name, x in given.items() if x is not None})
+        raise
     check_call(*arguments, bonus, normalize, state, None)
     return lowered_step(*arguments, bonus, normalize, scale, state, inplace)
 

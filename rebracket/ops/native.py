@@ -78,15 +78,24 @@ class NativeOperator(Implementation[Kind]):
         """The results by the registered operator, to which each kind of tensor gives its meaning or none."""
         try:
             return self.registered(*vars(call).values(), learns(named.values()))
-        except (NotImplementedError, RuntimeError, TypeError, AssertionError) as error:
-            foreign = {shown(name): type(x).__name__ for name, x in named.items() if type(x) not in PLAIN}
-            if not foreign or torch.compiler.is_compiling():
-                raise
-            seen = ", ".join(f"{name} ({kind})" for name, kind in foreign.items())
-            raise TypeError(
-                f"{seen} must be plain tensors: this call is not defined for these kinds; pass the tensors that they "
-                f"hold, or all arguments in one kind that torch's operators have ({error})"
-            ) from error
+        except FOREIGN as error:
+            refuse_foreign(named, error)
+            raise
+
+
+FOREIGN = (NotImplementedError, RuntimeError, TypeError, AssertionError)
+"""What torch raises where an operator is not defined for a kind of tensor."""
+
+
+def refuse_foreign(named: Mapping[str, Tensor], error: Exception) -> None:
+    """Raises an error that names the tensors of other kinds, if there are any, for one that torch raised."""
+    foreign = {shown(name): type(x).__name__ for name, x in named.items() if type(x) not in PLAIN}
+    if foreign and not torch.compiler.is_compiling():
+        seen = ", ".join(f"{name} ({kind})" for name, kind in foreign.items())
+        raise TypeError(
+            f"{seen} must be plain tensors: this call is not defined for these kinds; pass the tensors that they hold, "
+            f"or all arguments in one kind that torch's operators have ({error})"
+        ) from error
 
 
 def without(call: Any, names: Iterable[str]) -> Any:
@@ -185,6 +194,12 @@ def check_memory(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"{shown(name)} has no memory: its storage was freed or resized; restore it before this call"
             )
+
+
+def check_readable(tensors: Mapping[str, Tensor]) -> None:
+    """The same, of tensors of which some may never have had memory of their own."""
+    if plain(tensors.values()):
+        check_memory(tensors)
 
 
 def shown(name: str) -> str:

@@ -116,6 +116,13 @@ class Prepared:
         """Whether a call differs from the one that was prepared in nothing but the numbers of its tensors."""
         if traced() or transforms():
             return False
+        try:
+            return self.alike(values)
+        except RuntimeError:  # a nested or sparse tensor has no shape or no strides
+            return False
+
+    def alike(self, values: Values) -> bool:
+        """Whether values are of the layouts that were prepared."""
         learning = torch.is_grad_enabled()
         for x, wanted in zip(values, self.layouts, strict=True):
             if type(x) in PLAIN:

@@ -16,6 +16,6 @@ def check_tensor(name: str, x: object) -> None:
         raise TypeError(f"{name} must be a dense tensor, got a nested one; {mend}")
     if x.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}; pass {name}.to_dense()")
-    if isinstance(x, MaskedTensor):
+    if type(x) is not Tensor and isinstance(x, MaskedTensor):
         mend = f"pass {name}.to_tensor(0), and where a token is masked a beta of 0 or a key of zeros"
         raise TypeError(f"{name} must be a dense tensor, got a masked one; {mend}")

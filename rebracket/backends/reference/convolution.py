@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from rebracket.ops.backend import Implementation
 from rebracket.ops.call import Convolution
+from rebracket.ops.native import check_readable
 from rebracket.ops.precision import at_least_float32
 
 
@@ -23,6 +24,7 @@ class TorchConvolution(Implementation[Convolution]):
         return None
 
     def run(self, call: Convolution) -> tuple[Tensor, Tensor]:
+        check_readable(call.tensors())
         return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rebracket.backends.reference import chunked
 from rebracket.ops.call import Recurrence
 from rebracket.ops.checks import check_decay_values
-from rebracket.ops.native import NativeOperator, Results, floating, register, transforms
+from rebracket.ops.native import NativeOperator, Results, check_readable, floating, register, transforms
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import Output, State
 
@@ -73,7 +73,8 @@ class Chunked(NativeOperator[Recurrence]):
 
 
 def check_values(call: Recurrence) -> None:
-    """Checks the decays where nothing has to wait for their values."""
+    """Checks that there are values, and the decays where nothing has to wait for theirs."""
+    check_readable(call.tensors())
     log_decay = call.log_decay
     if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling() or transforms():
         return

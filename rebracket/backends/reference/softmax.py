@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from rebracket.ops.backend import Implementation
 from rebracket.ops.call import Softmax
 from rebracket.ops.heads import repeat_heads
+from rebracket.ops.native import FOREIGN, check_readable, refuse_foreign
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.softmax import KeyValues, SoftmaxOutput
 
@@ -33,8 +34,14 @@ class TorchSoftmax(Implementation[Softmax]):
         return None
 
     def run(self, call: Softmax) -> SoftmaxOutput:
-        with without_autocast(call.q):
-            return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens.tolist())
+        named = call.tensors()
+        check_readable(named)
+        try:
+            with without_autocast(call.q):
+                return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens.tolist())
+        except FOREIGN as error:
+            refuse_foreign(named, error)
+            raise
 
 
 def padded(call: Softmax) -> SoftmaxOutput:
