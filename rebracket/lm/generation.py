@@ -32,7 +32,7 @@ class Settings:
 
     Args:
         sampler: how tokens are chosen.
-        stop: strings that end a text and are not part of it.
+        stop: strings that end a text and are not part of it; one string is one of them, not its letters.
         endless: never sample the end of the document.
 
     Raises:
@@ -48,6 +48,8 @@ class Settings:
     endless: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         if not all(self.stop):
             raise ValueError("stop must hold strings of at least one character, got an empty one")
 
