@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,7 @@ def write_tensors(
     Raises:
         ValueError: If ``extra`` uses one of the keys that this format keeps for itself.
         FileNotFoundError: If the folder does not exist.
+        OSError: If the file cannot be written; an older one is untouched.
 
     Cost:
         One copy of each tensor that is not plain CPU memory of its own, and one pass for the CRC.
@@ -71,7 +73,10 @@ def write_tensors(
         TENSORS: json.dumps({name: describe(tensor) for name, tensor in plain.items()}),
     }
     with replacing(path) as beside:
-        save_file(plain, beside, metadata)
+        try:
+            save_file(plain, beside, metadata)
+        except SafetensorError as error:
+            raise system_error(error) from error
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -137,6 +142,12 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
+def system_error(error: SafetensorError) -> OSError:
+    """The system's error, which safetensors has only as text."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; on success it is flushed and takes ``path``'s place, on failure it goes."""
@@ -148,6 +159,10 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.chmod(mode)
         flush(beside)
         beside.replace(path)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(beside)):
+            error.filename = str(path)
+        raise
     finally:
         beside.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere a folder cannot be opened, and the rename is already durable enough

@@ -136,7 +136,7 @@ class Session:
         if found.corpus != self._corpus.digest:
             raise ValueError(f"{self._folder.path} was started with another text than data.text gives now")
         self._trainer.restore(found)
-        self._progress.say(f"resuming from step {found.step:,} of {self._loop.steps:,}")
+        self._progress.say(f"resuming: going on from step {found.step:,} of {self._loop.steps:,}")
 
     def _record_start(self, metrics: Metrics) -> None:
         threads = torch.get_num_threads()
