@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -120,6 +121,18 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
     return tensors, {key: text for key, text in metadata.items() if key not in RESERVED}
 
 
+def parse_json(text: str) -> Any:  # noqa: ANN401 - JSON holds anything
+    """What a JSON text holds.
+
+    Raises:
+        ValueError: If it is no JSON, or nested so deeply that it is none of ours.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def plain_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Detached, contiguous CPU tensors, no two on one storage (safetensors refuses those)."""
     storages: set[int] = set()
@@ -202,7 +215,7 @@ def refuse_other(path: Path, metadata: Mapping[str, str], kind: str, version: in
 def refuse_damaged(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], kind: str) -> None:
     found = {name: describe(tensor) for name, tensor in tensors.items()}
     try:
-        written = dict(json.loads(metadata[TENSORS]))
+        written: dict[str, object] = dict(parse_json(metadata[TENSORS]))
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: expected a {kind!r} file, found damaged metadata ({error})") from error
     differing = sorted(name for name in found.keys() | written.keys() if found.get(name) != written.get(name))

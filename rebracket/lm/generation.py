@@ -271,7 +271,7 @@ class Generation:
         try:
             settings = Settings.from_dict(json.loads(about["settings"]))
             rows = [Row.from_dict(row) for row in json.loads(about["rows"])]
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: damaged: {error}") from error
         # Copies, because tensors in the memory of a file may not be aligned as torch's own are, and the alignment may
         # change how sums are rounded.
