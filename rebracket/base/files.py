@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,6 +46,7 @@ def write_tensors(
     Raises:
         ValueError: If ``extra`` uses one of the keys that this format keeps for itself.
         FileNotFoundError: If the folder does not exist.
+        OSError: If the file cannot be written; an older one is untouched.
 
     Cost:
         One copy of each tensor that is not plain CPU memory of its own, and one pass for the CRC.
@@ -71,7 +74,10 @@ def write_tensors(
         TENSORS: json.dumps({name: describe(tensor) for name, tensor in plain.items()}),
     }
     with replacing(path) as beside:
-        save_file(plain, beside, metadata)
+        try:
+            save_file(plain, beside, metadata)
+        except SafetensorError as error:
+            raise system_error(error) from error
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -115,6 +121,18 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
     return tensors, {key: text for key, text in metadata.items() if key not in RESERVED}
 
 
+def parse_json(text: str) -> Any:  # noqa: ANN401 - JSON holds anything
+    """What a JSON text holds.
+
+    Raises:
+        ValueError: If it is no JSON, or nested so deeply that it is none of ours.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def plain_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Detached, contiguous CPU tensors, no two on one storage (safetensors refuses those)."""
     storages: set[int] = set()
@@ -137,6 +155,12 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
+def system_error(error: SafetensorError) -> OSError:
+    """The system's error, which safetensors has only as text."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; on success it is flushed and takes ``path``'s place, on failure it goes."""
@@ -148,6 +172,10 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.chmod(mode)
         flush(beside)
         beside.replace(path)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(beside)):
+            error.filename = str(path)
+        raise
     finally:
         beside.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere a folder cannot be opened, and the rename is already durable enough
@@ -187,7 +215,7 @@ def refuse_other(path: Path, metadata: Mapping[str, str], kind: str, version: in
 def refuse_damaged(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], kind: str) -> None:
     found = {name: describe(tensor) for name, tensor in tensors.items()}
     try:
-        written = dict(json.loads(metadata[TENSORS]))
+        written: dict[str, object] = dict(parse_json(metadata[TENSORS]))
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: expected a {kind!r} file, found damaged metadata ({error})") from error
     differing = sorted(name for name in found.keys() | written.keys() if found.get(name) != written.get(name))

@@ -11,7 +11,8 @@ import pkgutil
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -33,14 +34,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: instead of those of the process.
     """
+    open_closed()
     replace_unencodable(sys.stdout)
     try:
-        application()(args=arguments, prog_name="rebracket")
+        try:
+            application()(args=arguments, prog_name="rebracket")
+        finally:
+            sys.stdout.flush()
     except EXPECTED as error:
         if os.environ.get(TRACEBACK):
             raise
-        sys.stderr.write(f"rebracket: {one_line(error)}\n")
+        silence(sys.stdout)  # what it still holds may be what could not be written
+        say(f"rebracket: {one_line(error)}")
         raise SystemExit(2) from error
+
+
+def open_closed() -> None:
+    """Opens closed standard streams to nowhere, so that no other file takes their place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def silence(stream: IO[str]) -> None:
+    """Sends what is still to be written to a stream nowhere, so that closing it raises nothing."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):  # there may be no file behind it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def replace_unencodable(stream: object) -> None:
@@ -80,14 +106,17 @@ def verb_needed() -> None:
 
 def stop(text: str) -> NoReturn:
     """Says that the command was stopped and how to resume, and ends with the exit code of Ctrl-C."""
-    sys.stdout.write(f"{text}; to resume: {shlex.join(['rebracket', *sys.argv[1:]])}\n")
+    sys.stdout.write(f"{text}; to go on: {shlex.join(['rebracket', *sys.argv[1:]])}\n")
     raise typer.Exit(STOPPED)
 
 
 def say(line: str) -> None:
-    """A line on standard error."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    """A line on standard error; nothing where that cannot be written."""
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
 
 
 def show(table: "Table") -> None:

@@ -78,6 +78,7 @@ def command(
             write(texts, tokens, pages, meter, interrupt)
             finish(texts, pages, save_state)
             meter.end()
+            refuse_unshown(pages, save_state)
     except KeyboardInterrupt as error:
         cli.say(f"stopped; nothing was saved{'' if save_state is None else f' to {save_state}'}")
         raise typer.Exit(cli.STOPPED) from error
@@ -163,13 +164,13 @@ def read(texts: "Generation", prompts: Sequence[str], pages: "Pages", meter: "Me
 
 def write(texts: "Generation", tokens: int, pages: "Pages", meter: "Meter", interrupt: "Interrupt") -> None:
     """Continues the texts and shows them, until Ctrl-C."""
-    for pieces in texts.grow(tokens):
+    for pieces in texts.grow(0 if pages.error else tokens):
         for piece in pieces:
             pages.add(piece.row, piece.text)
             if piece.ended:
                 pages.end(piece.row)
         meter.step(len(pieces))
-        if interrupt.asked:
+        if interrupt.asked or pages.error:
             return
 
 
@@ -184,10 +185,19 @@ def finish(texts: "Generation", pages: "Pages", save_state: Path | None) -> None
         pages.end(row)
     # A saved text has not ended: what continues it is to follow without a line break.
     if save_state is None or len(texts.rows) > 1:
-        sys.stdout.write("\n")
-    sys.stdout.flush()
+        pages.show("\n")
     if save_state is not None and sys.stdout.isatty():
         cli.say("")
+
+
+def refuse_unshown(pages: "Pages", save_state: Path | None) -> None:
+    """Ends the command where its text could not be shown; says that the state is saved nevertheless."""
+    if pages.error is None:
+        return
+    saved = "" if save_state is None else f"; the state is saved to {save_state}"
+    if saved or not isinstance(pages.error, BrokenPipeError):
+        cli.say(f"rebracket: standard output: {cli.one_line(pages.error)}{saved}")
+    raise typer.Exit(1)
 
 
 @final
@@ -196,9 +206,13 @@ class Pages:
 
     Args:
         count: how many; if several, each gets a heading with its number.
+
+    Attributes:
+        error: why the text could not be written; None so far.
     """
 
     def __init__(self, count: int) -> None:
+        self.error: OSError | None = None
         self._waiting = [[head(row, count)] for row in range(count)]
         self._over = [False] * count
         self._turn = 0
@@ -221,8 +235,17 @@ class Pages:
         text = "".join(self._waiting[self._turn])
         self._waiting[self._turn].clear()
         if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            self.show(text)
+
+    def show(self, text: str) -> None:
+        """Writes to standard output; where that fails, for example because it was closed, notes the error."""
+        if self.error is None:
+            try:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            except OSError as error:
+                self.error = error
+                cli.silence(sys.stdout)
 
 
 def head(row: int, count: int) -> str:

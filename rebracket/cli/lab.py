@@ -78,10 +78,16 @@ def report(out: Folder = RESULTS) -> None:
     from rebracket.lab.base.page import write_page
     from rebracket.lab.base.record import read
 
-    records = [read(path) for path in sorted(out.glob("*.json"))]
-    if not records:
+    found = []
+    for path in sorted(out.glob("*.json")):
+        try:
+            record = read(path)
+            found.append((lab.load(record.experiment), record))
+        except ValueError as error:
+            cli.say(f"left out: {path.name}: {error}")
+    if not found:
         raise ValueError(f"--out: no results in {out}; make some with rebracket lab run all")
-    write_page(out / PAGE, [(lab.load(record.experiment), record) for record in records])
+    write_page(out / PAGE, found, cli.say)
     sys.stdout.write(f"page: {out / PAGE}\n")
 
 

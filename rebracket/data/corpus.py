@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from rebracket.base.files import replacing
 from rebracket.data.encoding import AUTO
 from rebracket.data.sources import warn
 from rebracket.data.text import Document, hold_out, read
-from rebracket.data.tokens import TokenStream, token_stream
+from rebracket.data.tokens import TokenStream, caching, token_stream
 from rebracket.lm.tokenizer import Tokenizer
 
 BYTES = "bytes"
@@ -104,7 +103,6 @@ def learn(path: Path, vocab_size: int, documents: Sequence[Document], say: Calla
     megabytes = sum(document.nbytes for document in documents) / 1e6
     say(f"learning {vocab_size:,} tokens from {len(documents):,} documents, {megabytes:.1f} MB")
     tokenizer = Tokenizer.train((document.text for document in documents), vocab_size)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as beside:
+    with caching(path) as beside:
         tokenizer.save(beside)
     return tokenizer

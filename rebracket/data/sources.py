@@ -117,7 +117,7 @@ def find(source: str, losses: Losses) -> list[Found]:
     """The files that a source names."""
     if source in (STDLIB, STDLIB_WITH_TESTS):
         return stdlib(INSTALLED if source == STDLIB_WITH_TESTS else INSTALLED | TESTS, losses)
-    path = Path(source).expanduser()
+    path = at_home(source)
     if path.is_dir():
         root = path.resolve().name
         return [unnamed(f"{root}/{below.as_posix()}", path / below) for below in files_below(path, losses)]
@@ -135,13 +135,18 @@ def named(source: str) -> Found | None:
         if sys.stdin is None:
             raise ValueError("-: standard input is closed")
         return Found(STDIN, sys.stdin.buffer.read, named=True)
-    path = Path(source).expanduser()
+    path = at_home(source)
     if not path.exists():
         return None
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
         raise ValueError(f"{source}: must be a file or a pipe, is a {'folder' if stat.S_ISDIR(mode) else 'device'}")
     return Found(path.as_posix(), path.read_bytes, named=True)
+
+
+def at_home(path: str) -> Path:
+    """The path with `~` written out; as it is where there is no such home."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises a RuntimeError
 
 
 def unnamed(name: str, path: Path) -> Found:
@@ -156,7 +161,7 @@ def stdlib(unwanted: frozenset[str], losses: Losses) -> list[Found]:
 
 def matching(pattern: str, losses: Losses) -> list[Found]:
     """The files that match a glob, in which `**` stands for folders of any depth."""
-    whole = Path(pattern).expanduser()
+    whole = at_home(pattern)
     if DEEP in whole.parts:
         depth = whole.parts.index(DEEP)
         roots = glob.glob(str(Path(*whole.parts[:depth])))  # noqa: PTH207 - Path.glob takes no absolute pattern

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
@@ -16,6 +17,7 @@ from rebracket.data.text import Document
 from rebracket.lm.tokenizer import Tokenizer
 
 VERSION = 1
+ADVICE = "set REBRACKET_CACHE to a folder that can be written"
 # Bytes of text that go to the tokenizer at a time: enough for all cores, and little memory.
 BLOCK = 4 << 20
 
@@ -59,6 +61,9 @@ class About:
 def cache_folder() -> Path:
     """The folder of token files, which need not exist: `$REBRACKET_CACHE`, or `rebracket` in the user's cache folder.
 
+    Raises:
+        ValueError: the user has no home folder, and no variable names another.
+
     Example:
         >>> os.environ["REBRACKET_CACHE"] = "/somewhere/else"
         >>> cache_folder().as_posix()
@@ -66,7 +71,27 @@ def cache_folder() -> Path:
         >>> del os.environ["REBRACKET_CACHE"]
     """
     chosen = os.environ.get("REBRACKET_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rebracket"
+    if chosen:
+        return Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rebracket"
+    except RuntimeError as error:
+        raise ValueError(f"there is no home folder for the cache; {ADVICE}") from error
+
+
+@contextmanager
+def caching(path: Path) -> Iterator[Path]:
+    """A path beside a file of the cache to write to; on success it takes the file's place.
+
+    Raises:
+        OSError: the cache folder cannot be made or written; the message says what to do.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            yield beside
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error}; {ADVICE}", str(path.parent)) from error
 
 
 def token_stream(documents: Sequence[Document], tokenizer: Tokenizer, cache: Path) -> TokenStream:
@@ -115,11 +140,10 @@ def verified(path: Path) -> About | None:
 
 
 def build(path: Path, documents: Sequence[Document], tokenizer: Tokenizer) -> About:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as beside, beside.open("wb") as file:
+    with caching(path) as beside, beside.open("wb") as file:
         np.save(file, np.concatenate(list(encoded(documents, tokenizer))), allow_pickle=False)
     about = About(VERSION, file_digest(path), len(documents), sum(document.nbytes for document in documents))
-    with replacing(path.with_suffix(".json")) as beside:
+    with caching(path.with_suffix(".json")) as beside:
         beside.write_text(json.dumps(asdict(about)))
     return about
 

@@ -14,13 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rebracket.base.files import read_tensors, write_tensors
+from rebracket.base.files import parse_json, read_tensors, write_tensors
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.lm.tokenizer import Tokenizer
 
 KIND, VERSION = "rebracket.model", 1
 FEW = 3
+# What file managers leave in any folder.
+LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
 
@@ -51,8 +53,7 @@ def save_model(folder: str | os.PathLike[str], model: LanguageModel, tokenizer: 
         >>> model.config == config
         True
     """
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(f"tokenizer has {tokenizer.vocab_size} ids, more than the model's {model.config.vocab_size}")
+    refuse_larger(tokenizer, model.config)
     with replacing_folder(Path(folder)) as beside:
         (beside / CONFIG).write_text(json.dumps(model.config.to_dict(), indent=2) + "\n", encoding="utf-8")
         write_tensors(beside / WEIGHTS, model.state_dict(), KIND, VERSION, {})
@@ -85,11 +86,16 @@ def load_model(
     folder = Path(folder)
     config = read_config(folder / CONFIG)
     tensors, _ = read_tensors(folder / WEIGHTS, KIND, VERSION)
+    complaint = f"{folder}: {WEIGHTS} holds other weights than {CONFIG} asks for"
+    if len(tensors) < len(config.layers):  # a model of thousands of layers takes a minute to make
+        raise ValueError(f"{complaint}: {len(tensors):,} tensors for {len(config.layers):,} layers")
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    refuse_larger(tokenizer, config, f"{folder / TOKENIZER}: ")
     with torch.device("meta"):
         model = LanguageModel(config)
-    refuse_other_weights(model, tensors, f"{folder}: {WEIGHTS} holds other weights than {CONFIG} asks for")
+    refuse_other_weights(model, tensors, complaint)
     model.load_state_dict(tensors, assign=True)
-    return model.to(device), Tokenizer.load(folder / TOKENIZER)
+    return model.to(device), tokenizer
 
 
 def model_id(model: LanguageModel) -> str:
@@ -129,11 +135,16 @@ def refuse_other_weights(model: nn.Module, tensors: Mapping[str, Tensor], compla
         raise ValueError(f"{complaint}: {'; '.join([*shown, *more])}")
 
 
+def refuse_larger(tokenizer: Tokenizer, config: Config, where: str = "") -> None:
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(f"{where}tokenizer has {tokenizer.vocab_size} ids, more than the model's {config.vocab_size}")
+
+
 def read_config(path: Path) -> Config:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; a model's folder holds {CONFIG}, {WEIGHTS} and {TOKENIZER}")
     try:
-        return Config.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return Config.from_dict(parse_json(path.read_text(encoding="utf-8-sig")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: damaged, or no config of a model: {error}") from error
 
@@ -159,7 +170,7 @@ def refuse_foreign(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ValueError(f"{folder}: is a file; a model needs a folder of its own")
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in (CONFIG, WEIGHTS, TOKENIZER))
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in (CONFIG, WEIGHTS, TOKENIZER, *LITTER))
     if foreign:
         raise ValueError(f"{folder}: holds more than a model and would be replaced as a whole; move away {foreign}")
 

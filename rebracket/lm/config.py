@@ -131,7 +131,11 @@ class Config:
         truth("tie_embeddings", self.tie_embeddings)
         if not self.layers:
             raise ValueError("layers must hold at least one layer, got none")
+        checked: set[str] = set()
         for index, layer in enumerate(self.layers):
+            if repr(layer) in checked:
+                continue
+            checked.add(repr(layer))
             try:
                 with torch.device("meta"):  # every part checks itself, and no weight is made
                     self.mixer(index)

@@ -32,7 +32,7 @@ class Settings:
 
     Args:
         sampler: how tokens are chosen.
-        stop: strings that end a text and are not part of it.
+        stop: strings that end a text and are not part of it; one string is one of them, not its letters.
         endless: never sample the end of the document.
 
     Raises:
@@ -48,6 +48,8 @@ class Settings:
     endless: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         if not all(self.stop):
             raise ValueError("stop must hold strings of at least one character, got an empty one")
 
@@ -269,7 +271,7 @@ class Generation:
         try:
             settings = Settings.from_dict(json.loads(about["settings"]))
             rows = [Row.from_dict(row) for row in json.loads(about["rows"])]
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: damaged: {error}") from error
         # Copies, because tensors in the memory of a file may not be aligned as torch's own are, and the alignment may
         # change how sums are rounded.

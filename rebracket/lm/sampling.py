@@ -86,8 +86,12 @@ class Sampler:
         return ids.gather(-1, pick(share, numbers)[:, None])[:, 0].tolist()
 
     def share(self, logits: Tensor) -> Tensor:
-        """The probabilities, in float64, so that a sum over many tokens does not lose the rare ones."""
-        return (logits.double() / self.temperature).softmax(-1)
+        """The probabilities, in float64, so that a sum over many tokens does not lose the rare ones.
+
+        The largest logit is subtracted first: divided by a tiny temperature, the others may be -inf but never inf.
+        """
+        logits = logits.double()
+        return ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
 
     def nucleus(self, share: Tensor) -> Tensor:
         """Shares [B,n], largest first, with zeros behind the first that hold `top_p` together."""

@@ -10,6 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from rebracket.base.files import parse_json
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
     from torch import Tensor
@@ -297,11 +299,11 @@ def _utf8(text: str) -> bytes:
 def _read(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """The vocabulary and the merges in a file."""
     try:
-        model = json.loads(path.read_text(encoding="utf-8"))["model"]
-        vocabulary, merges = dict(model["vocab"]), list(model["merges"])
+        found = parse_json(path.read_text(encoding="utf-8-sig"))
+        vocabulary, merges = dict(found["model"]["vocab"]), list(found["model"]["merges"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged or no tokenizer: {error}") from error
     try:
         return vocabulary, [(str(left), str(right)) for left, right in merges]
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is no tokenizer of rebracket: its merges are not pairs") from error

@@ -59,11 +59,10 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     for path in reversed(files(folder)):
         try:
             tensors, extra = read_tensors(path, KIND, VERSION)
-        except ValueError as error:
+            return Checkpoint(int(extra["step"]), extra["corpus"], tensors)
+        except (ValueError, KeyError) as error:
             path.replace(path.with_name(path.name + ".damaged"))
             say(f"{error}; set aside, going back to the checkpoint before it")
-        else:
-            return Checkpoint(int(extra["step"]), extra["corpus"], tensors)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self, final
 
 from rebracket.base.checks import number, one_of, text, truth, whole, within
 from rebracket.data.encoding import decode
-from rebracket.lm.config import refuse_unknown
+from rebracket.lm.config import refuse_unknown, table
 
 
 @final
@@ -181,7 +181,7 @@ class TrainConfig:
             raise FileNotFoundError(f"no config at {path}")
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is no TOML: {error}") from error
         for override in overrides:
             apply(values, override)
@@ -190,7 +190,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """A config from nested tables, as TOML and JSON give them."""
-        refuse_unknown(values, ("model", *SECTIONS), "config")
+        refuse_unknown(table(values, "config"), ("model", *SECTIONS), "config")
         if not isinstance(values.get("model"), Mapping):
             raise ValueError("config needs a table [model] with d_model, context and layers, or depth and pattern")
         return cls(values["model"], **{name: section(name, values.get(name, {})) for name in SECTIONS})
@@ -227,15 +227,15 @@ def apply(values: dict[str, Any], override: str) -> None:
     *tables, name = key.strip().split(".")
     if not equals or not name or not all(tables):
         raise ValueError(f"an override must look like train.steps=500, got {override!r}")
-    for table in tables:
-        values = values.setdefault(table, {})
+    for one in tables:
+        values = values.setdefault(one, {})
         if not isinstance(values, dict):
-            raise ValueError(f"override {override!r}: {table} is a value, not a table")
+            raise ValueError(f"override {override!r}: {one} is a value, not a table")
     values[name] = toml_value(value.strip())
 
 
 def toml_value(value: str) -> Any:  # noqa: ANN401 - TOML holds anything
     try:
         return tomllib.loads(f"value = {value}")["value"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return value

@@ -37,7 +37,7 @@ def plot(records: Sequence[dict[str, Any]], axes: "Axes") -> None:
     for name, level, style in (("xz alone", "xz_alone", "--"), ("xz after training text", "xz_after", ":")):
         value = result[level]
         axes.axhline(value, color="0.3", linestyle=style, linewidth=1, label=f"{name}, {value:.2f}")
-    axes.set(xlabel="step", ylabel="bits per byte", ylim=(0, min(9, 1.1 * max(train))))
+    axes.set(xlabel="step", ylabel="bits per byte", ylim=(0, min(9, 1.1 * max(train, default=9))))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
 
@@ -49,5 +49,5 @@ def points(records: Sequence[dict[str, Any]], *kinds: str) -> tuple[list[int], l
         >>> points([{"kind": "start", "step": 0}, {"kind": "train", "step": 1, "bits_per_byte": 8.0}], "train")
         ([1], [8.0])
     """
-    found = [record for record in records if record["kind"] in kinds]
+    found = [record for record in records if record["kind"] in kinds and "bits_per_byte" in record]
     return [record["step"] for record in found], [record["bits_per_byte"] for record in found]

@@ -2,17 +2,22 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from rebracket.base.files import replacing
+from rebracket.base.files import parse_json, replacing
 from rebracket.data.sources import STDIN
 from rebracket.data.text import Document, hold_out, read
+from rebracket.lm.checkpoints import refuse_foreign
 from rebracket.train.config import TrainConfig
 from rebracket.train.metrics import records
+
+LOCK = ".lock"
+RESULT = frozenset({"bits_per_byte", "nbytes", "documents", "xz_alone", "xz_after", "xz_before_nbytes"})
+"""What a whole line of metrics with the result holds."""
 
 
 @final
@@ -60,7 +65,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The last line of the metrics if the run is finished, else None."""
         last = records(self.metrics)[-1:]
-        return last[0] if last and last[0]["kind"] == "result" else None
+        return last[0] if last and last[0]["kind"] == "result" and last[0].keys() >= RESULT else None
 
     def refuse_other(self, config: TrainConfig) -> None:
         """Raises if anything is here that a run of this config would damage.
@@ -70,11 +75,7 @@ class RunFolder:
         """
         if not self.config.is_file():
             return self._refuse_foreign()
-        try:
-            begun = TrainConfig.from_dict(json.loads(self.config.read_text(encoding="utf-8"))).to_dict()
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.config} is damaged: {error}") from error
-        found = differences(*(json.loads(json.dumps(values)) for values in (begun, config.to_dict())))
+        found = differences(*(json.loads(json.dumps(one.to_dict())) for one in (self._begun(), config)))
         if found:
             raise ValueError(
                 f"{self.path} holds a run of another config: {'; '.join(found)}; give another folder, or that config"
@@ -93,20 +94,38 @@ class RunFolder:
             raise NotADirectoryError(f"{self.path}: {nearest} is a file; give another folder")
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise PermissionError(f"{self.path}: {nearest} may not be written to; give another folder")
+        refuse_foreign(self.model)  # after all steps it would be too late
 
     @contextmanager
     def held(self, config: TrainConfig) -> Iterator[None]:
         """Writes the config if it is not there, and keeps other processes out of the folder.
 
+        A run that fails before its first step leaves nothing behind.
+
         Raises:
             ValueError: another process uses it.
         """
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path):
-            if not self.config.exists():
+            fresh = not self.config.exists()
+            if fresh:
                 with replacing(self.config) as beside:
                     beside.write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-            yield
+            try:
+                yield
+            except Exception:
+                if fresh and all(record["kind"] == "start" for record in records(self.metrics)):
+                    self._remove(made)
+                raise
+
+    def _remove(self, made: Sequence[Path]) -> None:
+        """Removes what a run writes before its first step, and the folders that were made for it."""
+        for path in (self.metrics, self.config, self.path / LOCK):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder holds something else
+            for path in made:
+                path.rmdir()
 
     def held_out(self, say: Callable[[str], None]) -> tuple[Document, ...]:
         """The documents that the run held out: its text is read and divided again.
@@ -118,13 +137,17 @@ class RunFolder:
             FileNotFoundError: the run's text is gone.
             ValueError: the run read standard input, or its config is damaged.
         """
-        try:
-            data = TrainConfig.from_dict(json.loads(self.config.read_text(encoding="utf-8"))).data
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.config} is damaged: {error}") from error
+        data = self._begun().data
         if STDIN in data.text:
             raise ValueError(f"{self.path} was trained on standard input, which is gone; give --text")
         return hold_out(read(data.text, data.separator, data.encoding, say), data.held_out)[1]
+
+    def _begun(self) -> TrainConfig:
+        """The config that the run was begun with."""
+        try:
+            return TrainConfig.from_dict(parse_json(self.config.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.config} is damaged: {error}") from error
 
     def _refuse_foreign(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -182,7 +205,7 @@ def differences(there: object, here: object, where: str = "") -> list[str]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Locks a folder until the block ends or the process dies; where the system has no such locks, does nothing."""
-    with (folder / ".lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         if os.name == "posix":
             import fcntl
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from rebracket.base.files import replacing
+from rebracket.base.files import parse_json, replacing
 
 
 @final
@@ -59,11 +59,11 @@ class Metrics:
 def records(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file up to the first that is torn; none where there is no file."""
     found = []
-    for text in path.read_text().splitlines() if path.is_file() else []:
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
-            record = json.loads(text)
+            record = parse_json(text)
             found.append({"kind": record["kind"], "step": int(record["step"]), **record})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             break
     return found
 

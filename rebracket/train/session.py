@@ -136,11 +136,11 @@ class Session:
         if found.corpus != self._corpus.digest:
             raise ValueError(f"{self._folder.path} was started with another text than data.text gives now")
         self._trainer.restore(found)
-        self._progress.say(f"resuming from step {found.step:,} of {self._loop.steps:,}")
+        self._progress.say(f"resuming: going on from step {found.step:,} of {self._loop.steps:,}")
 
     def _record_start(self, metrics: Metrics) -> None:
         threads = torch.get_num_threads()
-        before = [record["threads"] for record in records(self._folder.metrics) if record["kind"] == "start"]
+        before = [record.get("threads") for record in records(self._folder.metrics) if record["kind"] == "start"]
         if before and before[-1] != threads:
             self._progress.say(
                 f"started with {before[-1]} threads, now {threads}: losses may differ in their last digits"
@@ -239,9 +239,11 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
+        probe = torch.ones(1, device=name)
+        (probe + probe).item()  # some devices can be named, and hold nothing
+    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
         raise ValueError(f"train.device {name!r} is not available here: {str(error).splitlines()[0]}") from error
+    return probe.device
 
 
 def describe(corpus: Corpus, model: LanguageModel, device: torch.device) -> str:

@@ -1,8 +1,10 @@
 """A file of tensors comes back as it went, or is refused with its path and what was found."""
 
+import errno
 import json
 import re
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,27 @@ def test_others_may_read_it_as_they_may_any_new_file(file: Path):
     other = file.with_name("other")
     other.touch()
     assert file.stat().st_mode == other.stat().st_mode
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files cannot be limited there")
+def test_a_full_disk_is_an_error_of_the_system_and_leaves_the_old_file(tmp_path: Path):
+    """A limit on the size of files stands for the full disk."""
+    import resource
+
+    file = written(tmp_path / "x")
+    before, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_tensors(file, {"x": torch.ones(1000)}, "state", 3, {})
+        with pytest.raises(OSError, match="File too large") as plain, files.replacing(tmp_path / "y") as beside:
+            beside.write_bytes(bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(file))
+    assert (plain.value.errno, plain.value.filename) == (errno.EFBIG, str(tmp_path / "y"))
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("key", sorted(files.RESERVED))

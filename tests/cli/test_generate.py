@@ -153,6 +153,29 @@ def test_what_is_piped_in_is_the_prompt_where_none_is_given(run):
     assert elsewhere("gated", "--prompt", "def ", *options).communicate("ignored")[0] == wanted
 
 
+def test_output_that_is_closed_ends_the_text_and_keeps_the_state(run):
+    process = elsewhere("gated", *PROMPT, *DRAWN, "--tokens", "100000", "--save-state", "kept")
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=100) == 1
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert said.endswith("rebracket: standard output: Broken pipe; the state is saved to kept\n")
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+    assert run("gated", "--state", "kept", "--tokens", "3")[0] == 0
+
+
+def test_output_that_is_closed_without_a_state_to_save_ends_in_silence():
+    process = elsewhere("gated", *PROMPT, *DRAWN, "--tokens", "100000")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=100) == 1
+    assert process.stderr is not None
+    assert "pipe" not in process.stderr.read().lower()
+
+
 def test_text_that_the_encoding_has_no_character_for_is_shown_as_far_as_it_goes():
     options = ["gated", "--prompt", "é1", "--echo", "--tokens", "3", "--endless", "--temperature", "0"]
     shown, said = elsewhere(*options, PYTHONIOENCODING="ascii").communicate("")

@@ -47,6 +47,17 @@ def test_run_says_whether_the_claim_held_and_report_writes_the_page(run, tmp_pat
     assert "Held" in (tmp_path / "runs/lab/report.html").read_text()
 
 
+def test_a_report_names_damaged_results_and_leaves_them_out(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "results"
+    run("run", "all", "--workers", "1", "--out", str(out))
+    (out / "torn.quick.json").write_text("{")
+    code, _, error = run("report", "--out", str(out))
+    assert code == 0
+    assert error.startswith("left out: torn.quick.json: ")
+    assert error.count("\n") == 1
+
+
 def test_a_refuted_claim_is_exit_code_1(run, monkeypatch):
     monkeypatch.setattr(lab, "load", lambda name: Planted(most=-5))
     code, shown, _ = run("run", "planted", "--seeds", "1", "--workers", "1")
@@ -58,7 +69,7 @@ def test_ctrl_c_says_how_to_resume(run, monkeypatch):
     monkeypatch.setattr(verb, "said", lambda _: signal.raise_signal(signal.SIGINT))
     code, shown, _ = run("run", "all", "--workers", "1")
     assert code == 130
-    assert shown.startswith("stopped, 5 cells are left; to resume: rebracket")
+    assert shown.startswith("stopped, 5 cells are left; to go on: rebracket")
 
 
 def test_a_folder_without_results_is_one_line(run):

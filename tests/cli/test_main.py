@@ -1,8 +1,12 @@
 """The command: verbs are files, bad input is one line and exit code 2, a fault of the program is not hidden."""
 
 import io
+import os
 import pkgutil
+import shlex
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +57,38 @@ def test_what_has_no_character_becomes_a_question_mark(monkeypatch):
     main([])
     sys.stdout.flush()
     assert written.getvalue() == b"?1"
+
+
+SCRIPT = "from rebracket.cli import main; main()"
+
+
+def shell(command):
+    """A command line in a process of its own, REBRACKET standing for the command; exit code, output, errors."""
+    line = command.replace("REBRACKET", f"{shlex.quote(sys.executable)} -c {shlex.quote(SCRIPT)}")
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_no_command_in_a_traceback(closed):
+    code, shown, error = shell(f"REBRACKET lab list {closed}")
+    assert code == 0
+    assert ("capacity" in shown) == (">&-" not in closed or closed == "2>&-")
+    assert error == ""
+    code, shown, error = shell(f"REBRACKET train no/such.toml {closed}")
+    assert code == 2
+    assert (error == "rebracket: no config at no/such.toml\n") == ("2>&-" not in closed)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_one_line_or_none():
+    assert shell("REBRACKET lab list > /dev/full") == (2, "", "rebracket: No space left on device\n")
+    assert shell("REBRACKET train no/such.toml 2> /dev/full") == (2, "", "")
+    _, _, error = shell("REBRACKET lab list | true")
+    assert "Traceback" not in error
+    assert "Exception ignored" not in error
 
 
 def test_the_traceback_can_be_had(monkeypatch):

@@ -89,11 +89,11 @@ def test_killed_and_stopped_and_started_again_it_continues_to_bitwise_the_same_l
     reached = steps("torn")[-1]
     assert code == 130
     assert said.splitlines()[-1] == (
-        f"stopped at step {reached} of 60, saved; to resume: rebracket train tiny.toml --out torn"
+        f"stopped at step {reached} of 60, saved; to go on: rebracket train tiny.toml --out torn"
     )
     code, said = send(0, start("torn"), "torn", 60)
     assert code == 0
-    assert f"resuming from step {reached} of 60" in said
+    assert f"resuming: going on from step {reached} of 60" in said
     assert unbroken.wait(timeout=100) == 0
     assert steps("torn") == list(range(1, 61))
     assert measured("torn") == measured("whole")
@@ -146,7 +146,7 @@ def test_ctrl_c_at_any_time_says_how_to_resume(home, capsys, monkeypatch, place)
         patched.setattr(place, interrupted)
         code, said, _ = call(capsys, *arguments)
     assert code == 130
-    assert said.splitlines()[-1] == "stopped; to resume: rebracket train tiny.toml --set train.steps=2"
+    assert said.splitlines()[-1] == "stopped; to go on: rebracket train tiny.toml --set train.steps=2"
     assert call(capsys, *arguments)[0] == 0
 
 

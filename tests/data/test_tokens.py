@@ -23,6 +23,25 @@ def files(cache: Path) -> list[Path]:
     return sorted(cache.glob("*"))
 
 
+def test_without_a_home_the_variable_to_set_is_named(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("REBRACKET_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ValueError, match="no home folder for the cache; set REBRACKET_CACHE to a folder"):
+        cache_folder()
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable_to_set(tmp_path):
+    (tmp_path / "file").touch()
+    for cache in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(OSError, match="set REBRACKET_CACHE to a folder that can be written") as caught:
+            token_stream(DOCUMENTS, PLAIN, cache)
+        assert caught.value.filename == str(cache)
+
+
 def test_a_stream_is_each_document_behind_its_mark(tmp_path):
     stream = token_stream(DOCUMENTS, PLAIN, tmp_path)
     assert stream.tokens.tolist() == row(DOCUMENTS, PLAIN)

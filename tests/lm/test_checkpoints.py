@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rebracket.lm import LanguageModel, Tokenizer, checkpoints, load_model, model_id, save_model
+from rebracket.lm import Config, LanguageModel, Tokenizer, checkpoints, load_model, model_id, save_model
 from tests.lm.tiny import CONFIGS, config
 from tests.nn.tiny import assert_same, stir
 
@@ -135,6 +135,40 @@ def zeros(model: LanguageModel) -> LanguageModel:
         for p in empty.parameters():
             p.zero_()
     return empty
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("text", ["[" * 10_000 + "]" * 10_000, "[]", "7", '{"model": 7}', '{"model": {"vocab": 7}}'])
+def test_a_file_of_another_shape_or_depth_is_named(name: str, text: str, tmp_path: Path):
+    save_model(tmp_path / "m", model_of(), TOKENIZER)
+    (tmp_path / "m" / name).write_text(text)
+    with pytest.raises(ValueError, match=name):
+        load_model(tmp_path / "m")
+
+
+def test_a_larger_tokenizer_than_the_model_is_refused_when_read(tmp_path: Path):
+    save_model(tmp_path / "m", model_of(), TOKENIZER)
+    Tokenizer.train([" ".join(f"word{n} word{n}" for n in range(99))], 300).save(tmp_path / "m/tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: tokenizer has \d+ ids, more than the model's"):
+        load_model(tmp_path / "m")
+
+
+def test_thousands_of_layers_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_model(tmp_path / "m", model_of(), TOKENIZER)
+    values = json.loads((tmp_path / "m/config.json").read_text())
+    values["layers"] = values["layers"][:1] * 2000
+    (tmp_path / "m/config.json").write_text(json.dumps(values))
+    made, mixer = [], Config.mixer
+    monkeypatch.setattr(Config, "mixer", lambda self, index: made.append(index) or mixer(self, index))
+    with pytest.raises(ValueError, match=r"other weights than config.json asks for: \d+ tensors for 2,000 layers"):
+        load_model(tmp_path / "m")
+    assert made == [0]
+
+
+def test_what_file_managers_leave_does_not_keep_a_model_from_being_replaced(tmp_path: Path):
+    save_model(tmp_path / "m", model_of(), TOKENIZER)
+    (tmp_path / "m/.DS_Store").touch()
+    save_model(tmp_path / "m", model_of(), TOKENIZER)
 
 
 def test_an_id_tells_models_apart():

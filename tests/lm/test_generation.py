@@ -322,6 +322,10 @@ def test_prompts_are_one_a_text():
         Generation.begin(writer("gated"), BYTES, 2).read(["a", "b", "c"])
 
 
+def test_a_bare_stop_string_is_one_stop_string():
+    assert Settings(stop="END") == Settings(stop=("END",))  # type: ignore[arg-type]
+
+
 def test_stop_strings_have_characters():
     with pytest.raises(ValueError, match="stop must hold strings of at least one character"):
         Settings(stop=("a", ""))

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -52,6 +53,15 @@ def test_frequencies_are_the_probabilities(sampler: Sampler):
     for token, probability in wanted.items():
         error = 5 * math.sqrt(probability * (1 - probability) / DRAWS) + 1e-9
         assert abs(found[token] / DRAWS - probability) < error, token
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-300, 1e-308, 5e-324])
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}])
+def test_a_temperature_next_to_0_takes_one_of_the_likeliest(temperature: float, options: dict[str, float]):
+    logits = torch.tensor([[-1e30, 2.0, 1.0, 2.0], [3.0, 2.0, 1.0, -math.inf]])
+    sampler = replace(Sampler(temperature=temperature), **options)
+    chosen = {tuple(sampler.choose(logits, [number, number])) for number in (0.0, 0.3, 0.7, 0.999)}
+    assert chosen <= {(1, 0), (3, 0)}
 
 
 def test_temperature_0_takes_the_likeliest():

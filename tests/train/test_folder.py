@@ -8,7 +8,7 @@ import pytest
 
 from rebracket.data import hold_out, read
 from rebracket.train.config import TrainConfig
-from rebracket.train.folder import RunFolder, differences, model_folder, run_of
+from rebracket.train.folder import RESULT, RunFolder, differences, model_folder, run_of
 from rebracket.train.metrics import Metrics
 from tests.train.tiny import config
 
@@ -74,8 +74,53 @@ def test_a_run_is_finished_when_its_result_is_the_last_line(tmp_path):
     with Metrics(folder.metrics, step=0) as metrics:
         metrics.add("train", 1, {"loss": 2.0})
         assert folder.result() is None
+        whole = dict.fromkeys(sorted(RESULT), 3.0)
         metrics.add("result", 1, {"bits_per_byte": 3.0})
-    assert folder.result() == {"kind": "result", "step": 1, "bits_per_byte": 3.0}
+        assert folder.result() is None
+        metrics.add("result", 1, whole)
+    assert folder.result() == {"kind": "result", "step": 1, **whole}
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_nothing(tmp_path):
+    def fails(folder, kind):
+        with folder.held(config()), Metrics(folder.metrics, step=0) as metrics:
+            metrics.add(kind, 1, {"threads": 1})
+            raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        fails(RunFolder(tmp_path / "runs" / "new"), "start")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".notes").touch()
+    with pytest.raises(ValueError, match="refused"):
+        fails(RunFolder(tmp_path / "mine"), "start")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
+    with pytest.raises(ValueError, match="refused"):
+        fails(RunFolder(tmp_path / "begun"), "train")
+    assert (tmp_path / "begun" / "config.json").is_file()
+    old = begun(tmp_path / "old")
+    with pytest.raises(ValueError, match="refused"):
+        fails(old, "start")
+    assert old.config.is_file()
+
+
+def test_what_stands_in_the_way_of_the_model_is_said_before_the_run(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.model.mkdir(parents=True)
+    (folder.model / ".DS_Store").touch()
+    folder.refuse_unusable()
+    (folder.model / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"move away \['notes.txt'\]"):
+        folder.refuse_unusable()
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "[" * 10_000 + "]" * 10_000, '{"model": {}, "data": []}'])
+def test_a_config_of_another_shape_is_said_to_be_damaged(tmp_path, text):
+    folder = begun(tmp_path / "run")
+    folder.config.write_text(text)
+    for call in (lambda: folder.refuse_other(config()), lambda: folder.held_out(print)):
+        with pytest.raises(ValueError, match=r"config\.json is damaged"):
+            call()
 
 
 def enter(path, said):

@@ -37,7 +37,13 @@ def test_taken_up_at_a_step_the_file_is_as_if_never_stopped(tmp_path):
     assert (tmp_path / "torn").read_text() == (tmp_path / "whole").read_text()
 
 
-@pytest.mark.parametrize("text", ["", "\n", "[]\n", "1\n", '{"kind": "train"}\n', '{"step": "x", "kind": 1}\n', "\0\0"])
+INFINITE = '{"kind": "train", "step": Infinity}\n'
+DEEP = "[" * 10_000 + "]" * 10_000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "[]\n", "1\n", '{"kind": "train"}\n', '{"step": "x", "kind": 1}\n', "\0\0", INFINITE, DEEP]
+)
 def test_what_is_no_record_is_left_out(tmp_path, text):
     path = tmp_path / "metrics.jsonl"
     write(path, [1])

@@ -273,7 +273,7 @@ def test_other_threads_are_told(text, tmp_path):
 def test_devices_are_named_or_refused():
     assert device_of("cpu") == torch.device("cpu")
     assert device_of("auto").type in ("cpu", "cuda")
-    for name in ("nonsense", "cuda:99"):
+    for name in ("nonsense", "cuda:99", "meta", "hpu", "privateuseone", "vulkan", ""):
         with pytest.raises(ValueError, match=f"train.device '{name}' is not available here"):
             device_of(name)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import io
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -124,17 +126,27 @@ class Finding:
             yield [str({**mean.cell, **numbers}.get(name, "")) for name in self.columns]
 
 
-def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
+def write_page(
+    path: Path, found: Sequence[tuple[Experiment, Record]], say: Callable[[str], None] = warnings.warn
+) -> None:
     """Writes the page, which loads nothing, and beside it every curve as NAME-SIZE.svg.
 
     Args:
         path: of the HTML file.
         found: experiments and what was measured of each.
+        say: is called with a line for each that is left out, because its cells are not those of the experiment.
 
     Raises:
-        ValueError: If matplotlib is not installed.
+        ValueError: If matplotlib is not installed, or everything was left out.
     """
-    findings = [judged(experiment, record) for experiment, record in found]
+    findings = []
+    for experiment, record in found:
+        try:
+            findings.append(judged(experiment, record))
+        except DamagedError as error:
+            say(f"left out: {error}")
+    if not findings:
+        raise ValueError("no results that can be shown; remove the damaged ones to measure again")
     template = Environment(autoescape=True, trim_blocks=True).from_string(PAGE)
     with replacing(path) as beside:
         beside.write_text(template.render(findings=findings), encoding="utf-8")
@@ -143,20 +155,36 @@ def write_page(path: Path, found: Sequence[tuple[Experiment, Record]]) -> None:
             beside.write_bytes(finding.curve)
 
 
+@final
+class DamagedError(ValueError):
+    """Results of other cells or numbers than the experiment measures."""
+
+
 def judged(experiment: Experiment, record: Record) -> Finding:
-    means = mean_over_seeds(record.results)
-    if len(record.results) < record.asked:
-        return Finding(experiment, record, means, None, b"")
-    return Finding(experiment, record, means, experiment.verdict(means), svg(experiment, means))
+    """A finding; cells and numbers of a damaged file may make anything in it fail.
+
+    Raises:
+        DamagedError: If the results are not such as the experiment gives.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("the report draws with matplotlib: pip install 'rebracket[plots]'")
+    try:
+        means = mean_over_seeds(record.results)
+        finished = len(record.results) >= record.asked
+        verdict, curve = (experiment.verdict(means), svg(experiment, means)) if finished else (None, b"")
+        finding = Finding(experiment, record, means, verdict, curve)
+        list(finding.rows())
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError) as error:
+        about = f"{experiment.name}.{record.size}: not the results of this experiment"
+        raise DamagedError(f"{about} ({type(error).__name__}: {error}); remove the file to measure again") from error
+    return finding
 
 
 def svg(experiment: Experiment, means: Sequence[Result]) -> bytes:
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("the report draws with matplotlib: pip install 'rebracket[plots]'") from error
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
     drawn = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "rebracket", "legend.frameon": False, "axes.grid": True}):
         figure = Figure(figsize=(10, 4.2), layout="constrained")

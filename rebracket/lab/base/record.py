@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import Any, final, get_args
 
 import rebracket
-from rebracket.base.files import replacing
+from rebracket.base.checks import one_of, text, whole
+from rebracket.base.files import parse_json, replacing
 from rebracket.bench.report import machine, versions
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
 
@@ -89,16 +90,33 @@ def read(path: Path) -> Record:
         ValueError: If it is damaged or something else; the message names it and says what to do.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
+        json.dumps(found, ensure_ascii=False).encode()  # raises for text that no page can hold
         if (found.pop("kind"), found.pop("format")) != (KIND, FORMAT):
             raise ValueError(f"not of kind {KIND!r} and format {FORMAT}")
-        results = tuple(Result(x["cell"], x["numbers"], x["seconds"]) for x in found.pop("results"))
-        return Record(**found, results=results)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        one_of("size", found["size"], get_args(Size))
+        for name in ("experiment", "code", "machine"):
+            text(name, found[name])
+        whole("asked", found["asked"])
+        return Record(**found | {"results": tuple(map(result, found["results"]))})
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{path}: expected the results of an experiment, found something damaged or foreign "
             f"({type(error).__name__}: {error}); remove it to measure again"
         ) from error
+
+
+def result(found: Mapping[str, Any]) -> Result:
+    """One result of a file; raises for values that no measurement has."""
+    cell, numbers, seconds = found["cell"], found["numbers"], found["seconds"]
+    for value in (seconds, *numbers.values()):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"a measured number is {value!r}")
+        float(value)  # raises where it is too large
+    for value in cell.values():
+        if not isinstance(value, (int, float, str)):
+            raise TypeError(f"a parameter of a cell is {value!r}")
+    return Result(cell, numbers, seconds)
 
 
 def write(path: Path, record: Record) -> None:

@@ -55,6 +55,31 @@ def test_an_unfinished_one_is_said_to_be(tmp_path, found):
     assert "Held" not in shown
 
 
+def test_results_of_other_cells_are_left_out_and_nothing_reaches_the_page_unescaped(tmp_path, found):
+    from dataclasses import replace
+
+    pytest.importorskip("matplotlib")
+    experiment, record = Planted(), found
+    one = record.results[0]
+    others = {
+        "other numbers": [replace(one, numbers={"<i>other</i>": 1.0})],
+        "numbers missing": [replace(one, numbers={}), *record.results[1:]],
+        "no results": [],
+    }
+    for results in others.values():
+        said = []
+        bad = replace(record, asked=len(results), results=tuple(results))
+        write_page(tmp_path / "page.html", [(experiment, record), (experiment, bad)], said.append)
+        assert len(said) == 1
+        assert said[0].startswith("left out: planted.tiny: not the results of this experiment")
+        assert "<i>" not in (tmp_path / "page.html").read_text()
+        with pytest.raises(ValueError, match="no results that can be shown"):
+            write_page(tmp_path / "page.html", [(experiment, bad)], said.append)
+    marked = replace(record, machine="<script>alert(1)</script>")
+    write_page(tmp_path / "page.html", [(experiment, marked)])
+    assert "<script>" not in (tmp_path / "page.html").read_text()
+
+
 def test_without_matplotlib_the_extra_is_named(tmp_path, found, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"rebracket\[plots\]"):

@@ -34,8 +34,21 @@ def test_what_is_written_is_read(tmp_path):
         lambda text: text.replace('"numbers"', '"figures"'),
         lambda text: text.replace('"asked"', '"wanted"'),
         lambda text: json.dumps({**json.loads(text), "results": json.loads(text)["results"] * 2}),
+        lambda text: "[" * 10_000 + "]" * 10_000,
+        lambda text: text.replace('"tiny"', '"<b>../../tiny</b>"'),
+        lambda text: text.replace('"planted"', "7"),
+        lambda text: text.replace('"a machine"', '"\\ud800"'),
+        lambda text: text.replace("0.5", '"<script>"'),
+        lambda text: text.replace("0.5", "9" * 400),
+        lambda text: text.replace("0.1", "[]"),
+        lambda text: text.replace('"n": 2', '"n": [2]'),
+        lambda text: json.dumps({**json.loads(text), "results": [[]]}),
+        lambda text: json.dumps({**json.loads(text), "asked": "2"}),
     ],
-    ids=["torn", "empty", "list", "bare", "kind", "format", "result", "field", "twice"],
+    ids=[
+        *("torn", "empty", "list", "bare", "kind", "format", "result", "field", "twice", "deep", "size", "name"),
+        *("surrogate", "text", "huge", "seconds", "cell", "row", "asked"),
+    ],
 )
 def test_a_damaged_file_is_a_clear_error(tmp_path, damage):
     path = path_of(tmp_path, "planted", "tiny")
