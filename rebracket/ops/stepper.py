@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from rebracket.ops.backend import Backend, PreparedStep, choose
