@@ -1,5 +1,6 @@
 """`rebracket bench`."""
 
+import os
 import re
 import shlex
 import sys
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rebracket.bench import Suite, SuiteResult
 
 WRONG = 1
+PER_CORE = 8
 Parsed = TypeVar("Parsed")
 
 
@@ -97,8 +99,9 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--threads must be counts of at least 1, got {text!r}")
+    most = PER_CORE * (os.cpu_count() or 1)  # the system kills a process that asks for far too many
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ValueError(f"--threads must be counts in [1, {most}], got {text!r}")
     return int(text)
 
 

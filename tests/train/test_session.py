@@ -160,7 +160,7 @@ def test_a_run_that_died_after_its_last_step_finishes(text, tmp_path):
     metrics = tmp_path / "run/metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
     second, said = run(config(text), tmp_path)
-    assert "resuming from step 6 of 6" in said
+    assert "resuming: going on from step 6 of 6" in said
     assert second.result == first.result
 
 
@@ -216,7 +216,7 @@ def test_ctrl_c_finishes_the_step_saves_it_and_stops(text, tmp_path, writes, mon
     assert writes[-2:] == [("train", 3), ("checkpoint", 3)]
     load_model(tmp_path / "run/model")
     resumed, said = run(config(text, validate_every=0, checkpoint_every=100), tmp_path)
-    assert "resuming from step 3 of 6" in said
+    assert "resuming: going on from step 3 of 6" in said
     whole, _ = run(config(text, validate_every=0, checkpoint_every=100), tmp_path, "whole")
     assert resumed.result == whole.result
 
