@@ -264,8 +264,6 @@ class LinearAttention(Mixer):
         if self.normalize and not feature.positive:
             name = type(feature).__name__
             raise ValueError(f"normalize needs a positive feature map, {name} is not: the sum may be 0")
-        if self.normalize and self.scale not in (None, 1):
-            raise ValueError(f"scale must be left out with normalize, which divides it out, got {self.scale}")
         if self.gate is not None and self.norm is None:
             raise ValueError("gate needs a norm with an activation to be applied by; give norm")
         if self.skip is not None and self.write.entries > 1:

@@ -151,9 +151,4 @@ def default_scale(scale: float | None, normalize: bool, K: int) -> float:
         raise TypeError("scale must be a number, got a tensor; multiply q by it instead")
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymInt, torch.SymFloat)):
         raise TypeError(f"scale must be a number, got {type(scale).__name__}")
-    if normalize and scale != 1:
-        raise ValueError(
-            f"scale must be left out with normalize=True, which divides by the sum of weights and so any factor of "
-            f"them out, got {scale}; multiply the output by it instead"
-        )
     return float(scale)
