@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rebracket.base.checks import number, whole
 from rebracket.base.registry import options
+from rebracket.base.tensors import map_tensors
 from rebracket.nn.cache import LayerCache
 from rebracket.ops.checks import Mode
 
@@ -87,6 +88,15 @@ def rows_of(x: Tensor, cu_seqlens: Tensor | None) -> int:
     return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
+def outside_inference(cache: LayerCache) -> LayerCache:
+    """The cache; outside inference mode copies of what was made inside, which no gradient could be computed from."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return cache
+    if not any(x.is_inference() for x in cache.tensors().values()):
+        return cache
+    return map_tensors(cache, lambda _, x: x.clone() if x.is_inference() else x)
+
+
 class Mixer(nn.Module, ABC):
     """A causal layer over time whose past is a `LayerCache`.
 
@@ -130,6 +140,7 @@ class Mixer(nn.Module, ABC):
         Returns:
             y in the shape of x, and the cache from which to continue.
         """
+        cache = None if cache is None else outside_inference(cache)
         if x.ndim == 2 and cache is not None and cu_seqlens is None:
             return self.token(x, cache, inplace)
         return self.sequence(x, cache, cu_seqlens, mode)

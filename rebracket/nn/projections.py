@@ -26,6 +26,8 @@ def residual_std(layers: int) -> float:
 class Projection(nn.Linear):
     """x W^T, whose first weights have a standard deviation of their own.
 
+    Tools that look for `nn.Linear` itself, such as torch's `quantize_dynamic`, pass this subclass by without a word.
+
     Args:
         dim_in, dim_out: sizes of the last axis, >= 1.
         std: standard deviation of the first weights.

@@ -48,7 +48,7 @@ def linear_attention(
             o_t = scale (S_{t-1}^T q_t + (q_t . (u * k_t)) v_t), as RWKV-6 does.
         normalize: divide o_t by q_t . z_t, z the decayed sum of keys (additive rules, positive features); 0 where it is
             below 2^-100.
-        scale: factor of the output, K**-0.5 by default, 1 when `normalize`.
+        scale: factor of the output, K**-0.5 by default; without effect with `normalize`, which divides it out.
         state: the state to continue from; zeros by default.
         cu_seqlens: offsets [N+1] of N sequences packed in one row (B = 1), from 0; tokens beyond the last are
             padding, whose outputs are 0.

@@ -60,7 +60,7 @@ class Recurrence(Call):
         per_token: writes of one token.
         r_is_k: whether k itself is read back.
         normalize: whether o is divided by the sum of weights.
-        scale: factor of o.
+        scale: factor of o, without effect with `normalize`, which divides it out.
         causal: False lets every token see its whole sequence.
         chunk: tokens a chunk, 1 for one at a time, T for all at once; None leaves it to the backend.
     """

@@ -16,6 +16,8 @@ from rebracket.ops.write import Sizes, WriteRule, check_shape
 
 Mode = Literal["auto", "parallel", "chunk", "recurrent"]
 MODES = ("parallel", "chunk", "recurrent")
+ROUNDED = 1e-3
+"""Below this a positive log-decay is taken for a 0 that was rounded."""
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -198,6 +200,11 @@ def check_decay_values(log_decay: Tensor) -> None:
         return
     if torch.isnan(largest):
         raise ValueError("log_decay holds NaN")
+    if largest < ROUNDED:
+        raise ValueError(
+            f"log_decay must be <= 0, got up to {float(largest):.3g}: this looks like a rounded 0; "
+            "pass log_decay.clamp(max=0)"
+        )
     if bool((log_decay > 0).all()) and largest <= 1:
         raise ValueError(
             "log_decay must be <= 0, got only values in (0, 1]: these look like factors; pass their logarithm"

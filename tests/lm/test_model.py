@@ -392,3 +392,20 @@ def test_logits_of_the_last_tokens_are_those_of_all(name: str):
         assert_same(after.tensors(), cache.tensors())
     with pytest.raises(ValueError, match="last must be"):
         model(text(), last=-1)
+
+
+@every_model
+def test_training_continues_from_a_cache_that_was_read_without_gradients(name: str):
+    model = language_model(name)
+    before, tokens = [[1, 2, 3], [4, 5, 6]], text()[:2]
+    left = prefill(model, before, model.empty_cache(2))
+    assert all(x.is_inference() for x in left.tensors().values())
+    with torch.no_grad():
+        _, usual = model(torch.tensor(before))
+    assert_same(gradients(model, model(tokens, cache=left).logits), gradients(model, model(tokens, cache=usual).logits))
+    found, wanted = (model.step(tokens[:, 0], cache).logits for cache in (left, usual))
+    torch.testing.assert_close(found, wanted)
+    found.sum().backward()
+    with torch.no_grad():
+        found, wanted = (model.step(tokens[:, 0], cache, inplace=True).logits for cache in (left, usual))
+    torch.testing.assert_close(found, wanted)

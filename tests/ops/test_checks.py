@@ -82,6 +82,7 @@ SHAPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 VALUES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "rounded decay": ({"log_decay": torch.tensor([-1.0, 1.2e-7, -3.0, 0.0])}, ("log_decay must be <= 0", "rounded 0")),
     "positive decay": ({"log_decay": torch.tensor([-1.0, 2.5, -3.0, 0.0])}, ("log_decay must be <= 0", "2.5", "sign")),
     "decay as a factor": ({"log_decay": torch.rand(B, T, H).clamp(min=0.1)}, ("log_decay must be <= 0", "logarithm")),
     "NaN decay": ({"log_decay": torch.tensor([-1.0, NAN, -3.0, 0.0])}, ("log_decay holds NaN",)),

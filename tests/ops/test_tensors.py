@@ -10,6 +10,8 @@ from typing import Any, final
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
 
 import rebracket as rb
@@ -139,8 +141,6 @@ def two(x: Tensor) -> Tensor:
 
 
 def fake(x: Tensor) -> Tensor:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     return FakeTensorMode().from_tensor(x)
 
 
@@ -242,3 +242,60 @@ def test_the_walk_comes_to_its_end(walked: tuple[int, str, list[list[str]]]):
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_are_right_or_the_argument_is_named(kind: str, walked: tuple[int, str, list[list[str]]]):
     assert [row for row in walked[2] if row[0] == kind and row[3] != "right"] == []
+
+
+def changed_gradient(change: Callable[[Tensor], Tensor], like: Callable[[Tensor], Tensor]) -> None:
+    """The gradients of every operator for a gradient of a kind, against those for its plain numbers."""
+    for operator in (recurrence, step, convolution, softmax):
+        found, wanted = ([x.requires_grad_() for x in inputs(operator).values()] for _ in range(2))
+        for leaves, form in ((found, change), (wanted, like)):
+            results = operator(dict(zip(OPERATORS[operator], leaves, strict=True)))
+            torch.autograd.backward(results, [form(x.detach().cos()) for x in results])
+        for x, y in zip(found, wanted, strict=True):
+            assert x.grad is not None
+            assert y.grad is not None
+            assert error(x.grad, y.grad) < 1e-5 or (x.grad - y.grad).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["lazily negated", "lazily zero", "expanded", "transposed", "subclass"])
+def test_a_gradient_may_be_of_any_kind(kind: str):
+    changed_gradient(KINDS[kind], PLAIN_OF.get(kind, lambda x: x))
+
+
+@pytest.mark.parametrize("operator", [recurrence, step, convolution])
+def test_memory_that_is_freed_before_the_backward_pass_is_named(operator: Callable[[Tensors], Results]):
+    for name in OPERATORS[operator]:
+        given = {key: x.requires_grad_() for key, x in inputs(operator).items()}
+        results = operator(given)
+        size = given[name].untyped_storage().nbytes()
+        given[name].untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match=f"{name} has no memory"):
+            torch.autograd.backward(results, [torch.ones_like(x) for x in results])
+        given[name].untyped_storage().resize_(size)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_trace_is_a_function_of_its_arguments(operator: Callable[[Tensors], Results]):
+    names = tuple(OPERATORS[operator])
+    prepared(inputs(prepared))
+
+    def run(*values: Tensor) -> Results:
+        return operator(dict(zip(names, values, strict=True)))
+
+    first, second = inputs(operator), inputs(operator, seed=1)
+    wanted = operator(second)
+    traces: dict[str, Any] = {mode: make_fx(run, tracing_mode=mode)(*first.values()) for mode in ("real", "fake")}
+    traces["jit"] = torch.jit.trace(run, tuple(first.values()), check_trace=False)
+    for mode, traced in traces.items():
+        for x, y in zip(traced(*second.values()), wanted, strict=True):
+            assert error(x, y) < 1e-5, mode
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_without_numbers_there_are_shapes(operator: Callable[[Tensors], Results]):
+    prepared(inputs(prepared))
+    wanted = operator(inputs(operator))
+    with FakeTensorMode():
+        found = operator({name: torch.rand(shape) for name, shape in OPERATORS[operator].items()})
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in wanted]

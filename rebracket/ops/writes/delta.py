@@ -20,7 +20,8 @@ class Delta(WriteRule):
     negative eigenvalue. Keys longer than 1 with beta > 2 / |k|^2 make the state grow: normalize keys.
 
     Args:
-        beta: strength of writing, a number in [0, 2], or a tensor [H] or [B,T,H] ([B,H] in `step`).
+        beta: strength of writing in [0, 2], a number or a tensor [H] or [B,T,H] ([B,H] in `step`); of a tensor the
+            values are not looked at.
 
     Raises:
         ValueError: in the call, a number outside [0, 2] or a tensor of another shape.

@@ -20,7 +20,8 @@ class DeltaProduct(WriteRule):
     A product of n reflections is any orthogonal transformation of rank n: state tracking that one write cannot do.
 
     Args:
-        beta: strength of writing, a number in [0, 2], or a tensor [H] or [B, T * writes, H].
+        beta: strength of writing in [0, 2], a number or a tensor [H] or [B, T * writes, H]; of a tensor the values are
+            not looked at.
         writes: n >= 1, the writes of one token; k and v hold T * writes entries, a token's in a row ([B, writes, ...]
             in `step`).
 

@@ -18,7 +18,8 @@ class ReadKey(WriteRule):
 
     Args:
         key: the read key p, [B,T,Hq,K] or [B,T,H,K] (without T in `step`). p = k is `Delta`.
-        beta: strength of writing, a number in [0, 2], or a tensor [H] or [B,T,H] ([B,H] in `step`).
+        beta: strength of writing in [0, 2], a number or a tensor [H] or [B,T,H] ([B,H] in `step`); of a tensor the
+            values are not looked at.
 
     Raises:
         ValueError: in the call, a key or beta of another shape, or a number for beta outside [0, 2].
