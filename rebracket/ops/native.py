@@ -275,8 +275,8 @@ def register(operator: Operator) -> Operator:
         return *(named.get(name) for name in names), None
 
     # Else a compiled program that runs an operator would compile what is inside it, too.
-    torch.library.impl(forward, "CompositeExplicitAutograd")(torch.compiler.disable(run))
-    torch.library.impl(backward, "CompositeExplicitAutograd")(torch.compiler.disable(differentiate))
+    torch.library.impl(forward, "CompositeExplicitAutograd")(torch._disable_dynamo(run))
+    torch.library.impl(backward, "CompositeExplicitAutograd")(torch._disable_dynamo(differentiate))
     torch.library.register_fake(forward)(outline)
     torch.library.register_fake(backward)(outline_backward)
     torch.library.register_autograd(forward, pull_back, setup_context=save)

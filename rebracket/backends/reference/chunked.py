@@ -50,8 +50,9 @@ def run(call: Recurrence) -> Output:
     if torch.is_grad_enabled() and cut.C < SMALL_CHUNK and not transforms():  # under those nothing can be recomputed
         scan_piece = partial(checkpoint, scan, use_reentrant=False, preserve_rng_state=False)
     # One split into all pieces: the gradient of a slice would be as large as the whole, for every piece.
-    parts = terms.split(lambda x: cut.split(x).split(sizes))
-    memory, out, ended = memory[cut.order], [], []
+    # The first is empty: without it the peak of a call grows faster than its tokens (the law of memory).
+    empty, *parts = terms.split(lambda x: cut.split(x).split([0, *sizes]))
+    memory, out, ended = memory[cut.order], [empty.v], []
     for running, chunks in zip(pieces, parts, strict=True):
         rows = running[0] if running else 0
         ended.append(memory[rows:])
@@ -131,7 +132,9 @@ def scan(chunks: Canonical, memory: Tensor, running: list[int]) -> tuple[Tensor,
         u, reads = u.split((v.shape[-1], r.shape[-1]), -1)
 
     # From chunk to chunk, all sequences that are still running in one step.
-    keys, entries, written, ended = decay.until_exit(k).mT, [memory[:0]], [u[:0]], []
+    keys, ended = decay.until_exit(k).mT, []
+    # Nothing to join where there are no steps; elsewhere the gradient of an empty slice would be as large as the whole.
+    entries, written = ([], []) if running else ([memory[:0]], [u[:0]])
     tensors = (keys @ u if reads is None else u, reads, keys, decay.over_chunk())
     steps: list[Sequence[Any]] = [[None] * len(running) if x is None else x.split(running) for x in tensors]
     for n, added, r_n, k_n, factor in zip(running, *steps, strict=True):
