@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from rebracket.ops.backend import INSTALLED, Implementation, Kind
@@ -275,8 +276,8 @@ def register(operator: Operator) -> Operator:
         return *(named.get(name) for name in names), None
 
     # Else a compiled program that runs an operator would compile what is inside it, too.
-    torch.library.impl(forward, "CompositeExplicitAutograd")(torch._disable_dynamo(run))
-    torch.library.impl(backward, "CompositeExplicitAutograd")(torch._disable_dynamo(differentiate))
+    torch.library.impl(forward, "CompositeExplicitAutograd")(_disable_dynamo(run))
+    torch.library.impl(backward, "CompositeExplicitAutograd")(_disable_dynamo(differentiate))
     torch.library.register_fake(forward)(outline)
     torch.library.register_fake(backward)(outline_backward)
     torch.library.register_autograd(forward, pull_back, setup_context=save)

@@ -1,6 +1,7 @@
 """A whole run: its text, its model, its steps, and what they leave in its folder."""
 
 import importlib.util
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -181,7 +182,10 @@ class Session:
     def _validate(self, limit: int) -> BitsPerByte:
         rows = ordered(self._corpus.held_out, self._model.config.context, self._loop.batch_tokens, limit)
         with diverged(self._trainer.step):
-            return validate(self._trainer.forward, rows, self._byte_lengths, self._device, self._trainer.precision)
+            found = validate(self._trainer.forward, rows, self._byte_lengths, self._device, self._trainer.precision)
+            if found.nbytes and not math.isfinite(found.value):
+                raise ValueError(f"held-out text has {found.value} bits per byte")
+            return found
 
     def _finish(self, metrics: Metrics) -> dict[str, Any]:
         """Measures on all held-out text; its line of metrics is the last, and says that the run is finished."""

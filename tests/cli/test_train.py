@@ -153,7 +153,7 @@ def test_ctrl_c_at_any_time_says_how_to_resume(home, capsys, monkeypatch, place)
 @pytest.mark.parametrize("steps", [1, 20])
 def test_a_learning_rate_that_is_far_too_high_is_said_to_be(home, capsys, steps):
     """Whether the numbers run away between two steps or before the last look."""
-    rate = ["--set", "optimizer.learning_rate=1e30", "--set", "optimizer.warmup=0"]
+    rate = ["--set", "optimizer.learning_rate=3e38", "--set", "optimizer.warmup=0"]
     code, _, error = call(capsys, "tiny.toml", *rate, "--set", f"train.steps={steps}")
     assert code == 2
     assert error.startswith("rebracket: step 2: ")
