@@ -48,7 +48,7 @@ def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
 
 
 def frozen(gate: str, T: int, seed: int):
-    """A model whose decay does not see the tokens and is not trained: a random look at them would do, since they learn."""
+    """A model whose decay neither sees the tokens nor is trained: a random look at them would be enough."""
     model = READER(gate, T, seed)
     for name, weight in model.mixers()[0].named_parameters():
         if name.startswith("decay"):
