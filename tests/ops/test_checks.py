@@ -1,7 +1,7 @@
 """Every bad call is refused by the name of its argument, with what was expected, what was seen and what to do."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -262,7 +262,7 @@ def strong(rule: str, beta: Tensor, backend: str, rows: int = B, **others: Any) 
 
 def test_every_rule_with_a_strength_is_here():
     held = [rule for rule in vars(rb).values() if isinstance(rule, type) and issubclass(rule, WriteRule)]
-    assert len(STRENGTHS) == sum("beta" in rule.__dataclass_fields__ for rule in held)
+    assert len(STRENGTHS) == sum("beta" in (field.name for field in fields(rule)) for rule in held)
 
 
 @pytest.mark.parametrize("backend", tuple(INSTALLED))
@@ -275,10 +275,9 @@ def test_strengths_are_looked_at_in_every_sequence(rule: str, wrong: float, back
     beta[1, T - 2, H - 1] = wrong
     with pytest.raises(ValueError, match=r"beta must lie in \[0, 2\], got"):
         strong(rule, beta, backend)
-    packed = {"cu_seqlens": torch.tensor([0, T - 2]), "rows": 1}
-    strong(rule, beta[1:], backend, **packed)  # padding may hold anything
+    strong(rule, beta[1:], backend, rows=1, cu_seqlens=torch.tensor([0, T - 2]))  # padding may hold anything
     with pytest.raises(ValueError, match=r"beta must lie in \[0, 2\], got"):
-        strong(rule, beta[1:], backend, **packed | {"cu_seqlens": torch.tensor([0, 3, T - 1])})
+        strong(rule, beta[1:], backend, rows=1, cu_seqlens=torch.tensor([0, 3, T - 1]))
 
 
 @pytest.mark.parametrize("backend", tuple(INSTALLED))
