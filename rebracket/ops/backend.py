@@ -94,9 +94,9 @@ def savable(call: Kind) -> Kind:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return call
     tensors = call.tensors().values()
-    if not any(x.requires_grad for x in tensors) or not any(x.is_inference() for x in tensors):
-        return call
-    return call.map(lambda x: x.clone() if x.is_inference() else x)
+    if any(x.is_inference() for x in tensors) and any(x.requires_grad for x in tensors):
+        return call.map(lambda x: x.clone() if x.is_inference() else x)
+    return call
 
 
 def implementations(package: str) -> dict[type[Call], Implementation[Any]]:

@@ -11,7 +11,6 @@ from rebracket.base.checks import truth
 from rebracket.ops.call import Recurrence, Step
 from rebracket.ops.checks import check_call, check_inplace, check_token, check_write, readable
 from rebracket.ops.native import check_readable
-from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import State
 from rebracket.ops.write import WriteRule, Writes
 
@@ -123,21 +122,16 @@ def lowered_step(
     inplace: bool,
 ) -> Step:
     """The call of checked arguments that have a time axis."""
-    return Step(lowered(q, by_rule(k, v, write), log_decay, bonus, normalize, scale, state), inplace)
+    return Step(lowered(q, write.lower(k, v), log_decay, bonus, normalize, scale, state), inplace)
 
 
 def lower(k: Tensor, v: Tensor, write: WriteRule, cu_seqlens: Tensor | None) -> Writes:
     """The writes of a rule. Padding may hold anything: what a rule computes with is zero there, gradients included."""
     if cu_seqlens is None or (readable(cu_seqlens) and int(cu_seqlens[-1]) * write.entries == k.shape[1]):
-        return by_rule(k, v, write)
+        return write.lower(k, v)
     padding = torch.arange(k.shape[1], device=k.device) >= cu_seqlens[-1] * write.entries
     silent = partial(zero_where, padding)
-    return by_rule(silent(k), silent(v), write.map(silent))
-
-
-def by_rule(k: Tensor, v: Tensor, write: WriteRule) -> Writes:
-    with without_autocast(k):  # which knows no float16 on a CPU
-        return write.lower(k, v)
+    return write.map(silent).lower(silent(k), silent(v))
 
 
 def lower_shapes(k: Tensor, v: Tensor, write: WriteRule) -> Writes:
