@@ -150,7 +150,10 @@ class LanguageModel(nn.Module):
         cu_seqlens: Tensor | None = None,
         mode: Mode = "auto",
     ) -> tuple[Tensor, ModelCache]:
-        """As `forward`, with x [B,T,d_model] in place of the logits: `logits(x[:, -1])` gives the last ones only."""
+        """As `forward`, with x [B,T,d_model] in place of the logits: `logits(x[:, -1])` gives the last ones only.
+
+        As methods, this and `logits` are not between the model's own hooks; those of all modules inside run.
+        """
         refuse_tokens(tokens, "B,T")
         x = self.embed(tokens)
         after, blocks = [], self.each_block()

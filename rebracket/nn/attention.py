@@ -58,7 +58,7 @@ class LinearAttention(Mixer):
         decay: from x to log a, or None for none.
         write: from x, keys, values and log a to what is written; additive by default.
         normalize: divide by the running sum of keys (additive writes, positive features).
-        scale: factor of what is read; the operator's own by default.
+        scale: factor of what is read, the operator's own by default; without effect with `normalize`.
         convolution: width of a short causal convolution over q, k and v in tokens, or None for none.
         silu: whether q, k and v go through SiLU before phi; by default exactly if there is a convolution.
         rotary: turns q and k by their position before phi, or None.

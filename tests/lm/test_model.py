@@ -339,6 +339,19 @@ def test_hooks_run_in_a_forward_pass_in_a_step_and_in_generation(name: str):
     assert seen == wanted
 
 
+@every_model
+def test_reading_runs_the_hooks_of_all_modules_but_the_model(name: str):
+    model = language_model(name)
+    seen = seen_modules(model)
+    model(text())
+    called = set(seen)
+    seen.clear()
+    x, _ = model.read(text())
+    assert {"before blocks.0", "after blocks.1.mixer.out"} <= seen
+    model.logits(x)
+    assert seen == called - {"before ", "after "}
+
+
 def test_what_a_hook_returns_is_what_counts():
     model = language_model("mixed")
     _, cache = model(text())
