@@ -19,7 +19,7 @@ from rebracket.nn.decays.base import Decay
 from rebracket.nn.mixer import Mixer, MixerSize, rows_of
 from rebracket.nn.norms import OutputNorm
 from rebracket.nn.positions import advance, positions
-from rebracket.nn.projections import LowRankProjection, Projection, residual_std
+from rebracket.nn.projections import LowRankProjection, Projection, residual_gain
 from rebracket.nn.rotary import Rotary
 from rebracket.nn.skip import ValueSkip
 from rebracket.nn.writes.additive import AdditiveWrite
@@ -115,7 +115,7 @@ class LinearAttention(Mixer):
         if convolution is not None:
             width = whole("convolution", convolution)
             self.convolution = ShortConvolution(sum(self.widths), width, "silu" if self.silu else None)
-        self.out = Projection(v, size.d_model, residual_std(size.layers))
+        self.out = Projection(v, size.d_model, residual_gain(size.d_model, size.layers))
         self.stepper = Stepper(normalize=normalize, scale=scale)
 
     def sequence(

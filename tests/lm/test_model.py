@@ -269,7 +269,8 @@ def test_it_learns():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert abs(losses[0] - torch.tensor(float(VOCAB)).log()) < 0.1
+    # Logits of standard deviation 1/2 cost 1/8 on average, give or take 1/2 / sqrt(5) for 5 tokens; three times that.
+    assert abs(losses[0] - torch.tensor(float(VOCAB)).log() - 1 / 8) < 3 / 2 / 5**0.5
     assert losses[-1] < 0.2
 
 
