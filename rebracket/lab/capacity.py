@@ -134,7 +134,7 @@ class Capacity(Experiment):
             Check.every("least-squares error off 1 - K / n by", limits, high=0.02, source=SAMPLED),
             Check.every("and up to n = K, its error", within, high=1e-3, source="theory: n keys in general position"),
             Check.every(
-                "20 delta passes leave of one's error, n <= K", repeated, high=0.4, source="REFERENCES 2.3: 0.22"
+                "20 delta passes leave of one's error, n <= K", repeated, high=0.4, source="measured before: 0.22"
             ),
             Check.every("additive accuracy off its formula by, above 0.9", near, high=0.01, source=KNEE),
             Check.every("additive accuracy off its formula by, below", far, high=0.05, source=KNEE),

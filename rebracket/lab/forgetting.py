@@ -65,7 +65,7 @@ EMPTIES, KEEPS = (
     ("left at a delimiter, emptying head", "left elsewhere, emptying head"),
     "left after half a text, keeping head",
 )
-PILOT = "measured at seeds 0 to 9 and, by a referee, at 1000 to 1001 and 2000 to 2001; no theory"
+PILOT = "measured at seeds 0 to 9 and, by a review, at 1000 to 1001 and 2000 to 2001; no theory"
 MOST_RIGHT = {"constant": 0.93, "fixed": 0.85, "none": 0.72}
 """The highest accuracy about the segment of a model whose decay does not see the tokens."""
 

@@ -92,7 +92,7 @@ class Gap:
     source: str = ""
 
 
-PILOT = "a referee's runs with these first weights, one rate"
+PILOT = "a review's runs with these first weights, one rate"
 GAPS = (
     Gap("linear_transformer", "gated_deltanet", 0.1, source="Yang et al. 2023, 2024: the sign; size " + PILOT),
     Gap("linear_transformer", "gla", 0.05, source="Yang et al. 2023: the sign"),

@@ -157,15 +157,15 @@ class StateSize(Experiment):
             Check("gain of K = 8 over the fewest keys at one K V", shapes[8] - shapes[min(shapes)], 0.1, source=FULL),
             Check("gain of the Taylor map over elu + 1", maps["taylor2"] - maps["elu1"], 0.2, source=FULL),
             Check("bytes of a split, most over least", max(nbytes) / min(nbytes), high=1, source="by design"),
-            Check("gain of early over late", spent["early"] - spent["late"], 0.1, source=REFEREE),
-            Check("gain of early over evenly", spent["early"] - spent["evenly"], 0, source=REFEREE),
+            Check("gain of early over late", spent["early"] - spent["late"], 0.1, source=REVIEW),
+            Check("gain of early over evenly", spent["early"] - spent["evenly"], 0, source=REVIEW),
             Check("gain of the search over early", spent[SEARCHED] - spent["early"], high=0.05, source=FULL),
-            Check("gain of the decay in a small state", decayed - without[SMALL], 0.1, source=REFEREE),
+            Check("gain of the decay in a small state", decayed - without[SMALL], 0.1, source=REVIEW),
             Check.every(
                 "gain of the decay over a larger state without it",
                 [decayed - x for K, x in without.items() if K > SMALL],
                 0.1,
-                source="before delimiters a referee's 8 seeds gave 0.16; with them seed 100 gave 0.43",
+                source="before delimiters a review's 8 seeds gave 0.16; with them seed 100 gave 0.43",
             ),
             Check.every(
                 "operations a token over K V", operations, 4, 4.3, source="theory: decay, write and read, 4 K V"
@@ -201,7 +201,7 @@ class StateSize(Experiment):
 
 
 FULL = "the full run of ten seeds, an earlier start, gave 0.2 and more"
-REFEREE = "a referee's 8 seeds with these first weights: early 0.76, evenly 0.53, late 0.21; decay 0.85, 0.55 and 0.69"
+REVIEW = "a review's 8 seeds with these first weights: early 0.76, evenly 0.53, late 0.21; decay 0.85, 0.55 and 0.69"
 
 
 def sides_of(speed: Result) -> list[int]:
