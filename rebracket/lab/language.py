@@ -74,7 +74,7 @@ PARTS = ("decay", "delta rule", "delta rule and strength", "convolution", "unit 
 """Without the delta rule values are written with its strength and nothing is taken away; "and strength": with 1."""
 GRIDS: Mapping[Size, tuple[Sequence[str], Sequence[str]]] = {
     "tiny": (("gated_deltanet", "linear_transformer"), ()),
-    "quick": (("gated_deltanet", "linear_transformer", "softmax", "gla"), ("output gate",)),
+    "quick": (("gated_deltanet", "linear_transformer", "softmax"), ()),
     "full": (tuple(PATTERNS), PARTS),
 }
 LAST = f"bits {STAGES}"
@@ -118,11 +118,12 @@ class Language(Experiment):
 
     question = "What is each mixer worth in a language model, and each part of Gated DeltaNet?"
     claim = (
-        "At equal parameters, tokens and schedule, with the short convolution in every model and each at the learning "
-        "rate that suits it, plain linear attention stays above RetNet and GLA, and these, softmax and DeltaNet above "
-        "Gated DeltaNet; KDA and one layer of softmax in four change nothing that these sizes could show. Its decay, "
-        "delta rule, convolution, output gate and norm each lower the bits per byte: the signs of Yang et al. 2024 "
-        "(Gated Delta Networks) and 2023 (GLA)."
+        "After 1.8 million tokens, at equal parameters and schedule, with the short convolution in every model and each "
+        "at the learning rate that suits it, plain linear attention stays above RetNet and GLA, and these, softmax and "
+        "DeltaNet above Gated DeltaNet; KDA and one layer of softmax in four change nothing that these sizes could "
+        "show. Its decay, delta rule, convolution, output gate and norm each lower the bits per byte: the signs of Yang "
+        "et al. 2024 (Gated Delta Networks) and 2023 (GLA). Quick runs train for a ninth of that, in which the orders "
+        "are others: they show that the models are equal in size, learn and do not break, and nothing of the order."
     )
     seeds: Mapping[Size, int] = {"tiny": 2, "quick": 3, "full": 3}
 
@@ -155,13 +156,18 @@ class Language(Experiment):
     def verdict(self, results: Sequence[Result]) -> Verdict:
         found = {label(r.cell): r for r in best(results)}
         counts, states = ([float(r[x]) for r in results] for x in ("parameters", "tokens"))
-        gaps = [x for x in GAPS if x.worse in found and x.better in found]
+        trained = all(r.cell["steps"] == STEPS["full"] for r in results)
+        gaps = [x for x in GAPS if trained and x.worse in found and x.better in found]
+        learned = [unbroken(r["bits 1"]) - unbroken(r[LAST]) for r in found.values()]
         broke = {name: round(r["broke"] * seeds_of(r)) for name, r in found.items() if r["broke"]}
         told = [f"{name}: {count} of {seeds_of(found[name])} trainings broke" for name, count in broke.items()]
         rates = ", ".join(f"{name} {r.cell['rate']:g}" for name, r in found.items())
         return Verdict.of(
             Check("parameters apart by", max(counts) / min(counts) - 1, high=0.02, source="by design"),
             Check("tokens of training apart by", max(states) / min(states) - 1, high=0, source="by design"),
+            Check.every(
+                "bits per byte learned after the first quarter", learned, 0.05, source="so that training goes on"
+            ),
             *(
                 Check(
                     f"{x.worse} above {x.better} by",

@@ -2,6 +2,7 @@
 
 import math
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,10 @@ def unfitted(name, part, seed):
 @pytest.mark.parametrize(
     ("name", "fault", "what"),
     [
-        ("PATTERNS", dict.fromkeys(language.PATTERNS, ("linear_transformer",)), "linear_transformer above"),
         ("build", unfitted, "parameters apart"),
-        ("RATES", {"tiny": (1e-9,)}, "linear_transformer above"),
+        ("RATES", {"tiny": (1e-9,)}, "bits per byte learned after the first quarter"),
     ],
-    ids=["all one layer", "unequal sizes", "nothing learned"],
+    ids=["unequal sizes", "nothing learned"],
 )
 def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):
     monkeypatch.setattr(language, name, fault)
@@ -75,8 +75,9 @@ def test_a_training_that_breaks_is_counted_and_no_number_is_made_up_for_it(monke
 
 def ended(model, without, rate, bits, seed):
     broke = math.isnan(bits)
-    numbers = {"parameters": 1.0, "tokens": 1.0, "bits 4": bits, "bits to choose by": bits, "broke": float(broke)}
-    return Result({"model": model, "without": without, "rate": rate, "seed": seed}, numbers, 1.0)
+    bits_of = {"bits 1": bits + 1, "bits 4": bits, "bits to choose by": bits}
+    cell = {"model": model, "without": without, "rate": rate, "steps": language.STEPS["full"], "seed": seed}
+    return Result(cell, {"parameters": 1.0, "tokens": 1.0, **bits_of, "broke": float(broke)}, 1.0)
 
 
 def test_what_broke_is_told_apart_and_not_compared():
@@ -86,6 +87,19 @@ def test_what_broke_is_told_apart_and_not_compared():
     assert "without decay: 2 of 3 trainings broke" in verdict.sentence
     assert "without decay above" not in verdict.sentence
     assert language.unbroken(mean_over_seeds(part)[0]["bits 4"]) == 2.1
+
+
+@pytest.mark.parametrize(
+    ("bits", "outcome"),
+    [((2.2, 2.21, 2.22), "held"), ((1.9, 1.91, 1.92), "refuted"), ((1.8, 2.2, 2.6), "open")],
+)
+def test_orders_are_judged_after_the_full_training_alone(bits, outcome):
+    whole = [ended("gated_deltanet", "nothing", 0.1, 2.0 + 0.01 * seed, seed) for seed in range(3)]
+    others = [ended("softmax", "nothing", 0.1, x, seed) for seed, x in enumerate(bits)]
+    checks = {x.what: x.outcome for x in language.Language().verdict(mean_over_seeds([*whole, *others])).checks}
+    assert checks["softmax above gated_deltanet by"] == outcome
+    short = [replace(r, cell={**r.cell, "steps": 100}) for r in (*whole, *others)]
+    assert "softmax above" not in language.Language().verdict(mean_over_seeds(short)).sentence
 
 
 def test_a_rate_that_breaks_is_not_chosen():
