@@ -118,12 +118,12 @@ class Language(Experiment):
 
     question = "What is each mixer worth in a language model, and each part of Gated DeltaNet?"
     claim = (
-        "After 1.8 million tokens, at equal parameters and schedule, with the short convolution in every model and each "
-        "at the learning rate that suits it, plain linear attention stays above RetNet and GLA, and these, softmax and "
-        "DeltaNet above Gated DeltaNet; KDA and one layer of softmax in four change nothing that these sizes could "
-        "show. Its decay, delta rule, convolution, output gate and norm each lower the bits per byte: the signs of Yang "
-        "et al. 2024 (Gated Delta Networks) and 2023 (GLA). Quick runs train for a ninth of that, in which the orders "
-        "are others: they show that the models are equal in size, learn and do not break, and nothing of the order."
+        "After 1.8 million tokens, at equal parameters and schedule, with the short convolution in every model and "
+        "each at the learning rate that suits it, plain linear attention stays above RetNet and GLA, and these, "
+        "softmax and DeltaNet above Gated DeltaNet; KDA and one layer of softmax in four change nothing that these "
+        "sizes could show. Its decay, delta rule, convolution, output gate and norm each lower the bits per byte: the "
+        "signs of Yang et al. 2024 (Gated Delta Networks) and 2023 (GLA). Quick runs train for a ninth of that, in "
+        "which the orders are others: they show that models are equal in size, learn and do not break."
     )
     seeds: Mapping[Size, int] = {"tiny": 2, "quick": 3, "full": 3}
 
