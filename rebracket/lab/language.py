@@ -228,18 +228,23 @@ def label(cell: Cell) -> str:
 
 def without(size: MixerSize, part: str) -> Mixer:
     """Gated DeltaNet as its preset builds it, but for one part."""
-    writes = {"delta rule": StrengthWrite(size.d_model, size.heads), "delta rule and strength": AdditiveWrite()}
     feature = features.make("identity", size.key_dim)
     gated, normed = part not in ("output gate", "gate and norm"), part != "gate and norm"
     return LinearAttention(
         size,
         feature=feature if part == "unit keys" else UnitFeatures(feature),
         decay=None if part == "decay" else decays.make("gated_deltanet", size),
-        write=writes.get(part, DeltaWrite(size.d_model, size.heads)),
+        write=write_without(size, part),
         convolution=1 if part == "convolution" else CONVOLUTION,
         norm=HeadNorm(size.value_dim, size.norm_eps, "silu" if gated else None) if normed else None,
         gate=Projection(size.d_model, size.heads * size.value_dim) if gated else None,
     )
+
+
+def write_without(size: MixerSize, part: str) -> Write:
+    if part == "delta rule and strength":
+        return AdditiveWrite()
+    return (StrengthWrite if part == "delta rule" else DeltaWrite)(size.d_model, size.heads)
 
 
 @final
