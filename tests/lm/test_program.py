@@ -1,93 +1,84 @@
-"""Models as programs: what a model lowers itself to computes what its modules compute, and holds what they hold."""
+"""A model as a program: it generates what its modules would, and nothing beside a text changes a bit of it."""
 
-import itertools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from rebracket import features
-from rebracket.backends.reference.program import Program, Segment, Slot
-from rebracket.lm import Config, LanguageModel, ModelCache
-from rebracket.nn import presets
-from tests.lm.tiny import MIXED, PLAIN, SIZES, text
-from tests.nn.tiny import stir
+from rebracket.lm import LanguageModel
+from rebracket.lm.drafts import Drafter
+from rebracket.lm.generation import Generation, Piece, Running, Settings
+from rebracket.lm.sampling import Sampler
+from tests.lm.writers import BYTES, LAYERS, writer
+from tests.nn.tiny import assert_same
 
-COUNT = 11
-# Of a row computed one way and another in float64: sums of at most some tens of terms, a few layers deep.
-RELATIVE = 1e-10
-
-
-def another(default: object) -> object:
-    """Another value that an option with that default may have."""
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, str):
-        return "dpfp"
-    return default / 2 if isinstance(default, float) else 3
+PROGRAM = Running(way="program")
+PROMPTS = ["def ", "class Tree: é", "", "abcabcabcabcabcabcab"]
+SAMPLERS = {"likeliest": Sampler(temperature=0), "drawn": Sampler(temperature=0.9, top_k=40, top_p=0.95, seed=5)}
+every_writer = pytest.mark.parametrize("name", LAYERS)
+every_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 
 
-def models() -> dict[str, Mapping[str, Any]]:
-    """Every preset, with its defaults and with each option changed, every feature map, and hybrids."""
-    found: dict[str, Mapping[str, Any]] = {"mixed": MIXED, "tied": {**MIXED, "tie_embeddings": True, "mlp_dim": 0}}
-    for name in presets.names():
-        options = presets.options(name)
-        chosen = [{}, *({option: another(x.default)} for option, x in options.items())]
-        if "feature" in options:
-            positive = name in ("linear_transformer", "cosformer")
-            maps = [x for x in features.names() if features.make(x, 6).positive or not positive]
-            chosen += [{"feature": x} for x in maps]
-        for settings in chosen:
-            layers = [{"mixer": name, **SIZES, **settings}, {"mixer": name, "heads": 3, "key_dim": 4, **settings}]
-            found["-".join([name, *(f"{key}={value}" for key, value in settings.items())])] = {
-                **PLAIN,
-                "layers": layers,
-            }
-    return found
+def begun(model: LanguageModel, prompts: Sequence[str], settings: Settings, running: Running = PROGRAM) -> Generation:
+    texts = Generation.begin(model, BYTES, len(prompts), settings, running)
+    texts.read(prompts)
+    return texts
 
 
-MODELS = models()
+def ids_of(steps: Iterable[list[Piece]], row: int) -> list[int]:
+    return [piece.token for step in steps for piece in step if piece.row == row]
 
 
-def model_of(name: str) -> LanguageModel:
-    model = LanguageModel(Config.from_dict(MODELS[name])).to(torch.float64)
-    stir(model)
-    return model
+def grown(texts: Generation, tokens: int) -> list[list[int]]:
+    steps = list(texts.grow(tokens))
+    return [ids_of(steps, row) for row in range(len(texts.rows))]
 
 
-def ragged(program: Program, slots: list[Slot], tokens: Tensor, cuts: list[list[int]]) -> list[Tensor]:
-    """The logits of every text, read in calls that cut each text at places of its own."""
-    logits: list[list[Tensor]] = [[] for _ in slots]
-    pieces = [[0, *places, tokens.shape[1]] for places in cuts]
-    for call in itertools.zip_longest(*map(itertools.pairwise, pieces), fillvalue=(0, 0)):
-        texts = zip(slots, tokens.tolist(), call, strict=True)
-        segments = [Segment(slot, ids[begin:end]) for slot, ids, (begin, end) in texts]
-        parts = program.run(segments).split([len(segment.tokens) for segment in segments])
-        for each, part in zip(logits, parts, strict=True):
-            each.append(part)
-    return [torch.cat(each) for each in logits]
-
-
-def close(found: Tensor, wanted: Tensor, name: str) -> None:
-    error = (found - wanted).norm() / wanted.norm() if wanted.norm() else found.norm()
-    assert error <= RELATIVE, f"{name}: {error}"
-
-
-def past_of(cache: ModelCache, row: int) -> dict[str, Tensor]:
-    return {name: x[row] for name, x in cache.tensors().items()}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_lowered_model_is_the_model(name: str):
-    model, tokens = model_of(name), text(3, COUNT)
-    program = Program(model.lower())
+@every_writer
+def test_a_program_reads_what_modules_read(name: str):
+    """float32 and 19 tokens: logits within 200 roundings of their size, as the layers' own law has it."""
+    model = writer(name, torch.float32)
+    settings = Settings(SAMPLERS["likeliest"], endless=True)
+    program, modules = (begun(model, PROMPTS, settings, Running(way=way)) for way in ("program", "modules"))
+    assert program.explain() == "a program with float32 weights"
+    assert modules.explain() == "the modules: they were asked for"
     with torch.no_grad():
-        wanted, cache = model(tokens)
-    slots = [program.empty() for _ in range(3)]
-    for row, logits in enumerate(ragged(program, slots, tokens, [[4, 4], [1, 7], list(range(1, COUNT))])):
-        close(logits, wanted[row], f"{name}, logits of text {row}")
-        for key, x in past_of(cache, row).items():
-            found = slots[row]["seen"][0] if key.endswith("seen") else slots[row][key]
-            close(found.double(), x.double(), f"{name}, {key} of text {row}")
+        last = torch.tensor([row.last for row in program.rows])
+        found, wanted = (model.step(last, texts.cache.fork()).logits for texts in (program, modules))
+    error = (found - wanted).norm() / wanted.norm()
+    assert error < 200 * torch.finfo(torch.float32).eps
+    assert grown(program, 12) == grown(modules, 12)
+
+
+@every_writer
+@every_sampler
+def test_many_texts_at_once_are_each_alone_bit_for_bit(name: str, sampler: Sampler):
+    model, settings = writer(name, torch.float32), Settings(sampler, endless=True)
+    prompts = [PROMPTS[n % 4] + "x" * n for n in range(64)]
+    together = begun(model, prompts, settings)
+    found = grown(together, 9)
+    for row in (0, 17, 63):
+        alone = Settings(replace(sampler, seed=sampler.seed + row), endless=True)
+        one = begun(model, [prompts[row]], alone)
+        assert grown(one, 9) == [found[row]]
+        for key, (x,) in one.cache.tensors().items():
+            mine = together.cache.tensors()[key][row]
+            assert torch.equal(mine if x.ndim == 0 else mine[-len(x) :], x), key
+
+
+@every_writer
+@every_sampler
+@pytest.mark.parametrize("drafts", [1, 4])
+def test_drafts_change_no_token_and_no_bit(name: str, sampler: Sampler, drafts: int, monkeypatch: pytest.MonkeyPatch):
+    guessed: list[int] = []
+    learn = Drafter.learn
+    monkeypatch.setattr(Drafter, "learn", lambda self, *seen: (guessed.append(seen[1]), learn(self, *seen))[1])
+    model, settings = writer(name, torch.float32), Settings(sampler, endless=True)
+    plain = begun(model, PROMPTS, settings)
+    drafted = begun(model, PROMPTS, settings, Running(drafts=drafts))
+    assert grown(drafted, 60) == grown(plain, 60)
+    assert drafted.rows == plain.rows
+    assert_same(drafted.cache.tensors(), plain.cache.tensors(), 0, 0)
+    assert guessed
+    assert sampler.draws or max(guessed) > 0

@@ -1,0 +1,244 @@
+"""A language model as one native program: which models can be one, whose weights it has, and its slots as caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+
+from rebracket.backends.cpu import covers
+from rebracket.backends.cpu.program import Choice, Program, Segment
+from rebracket.lm.cache import ModelCache
+from rebracket.lm.checkpoints import model_id
+from rebracket.lm.model import LanguageModel
+from rebracket.lm.past import Choosing, Past, Report
+from rebracket.lm.prefill import calls
+from rebracket.lm.texts import Row, Weights
+from rebracket.ops.program import Graph, NotLoweredError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROWS = 256
+"""Most rows of a call: enough for products at the rate of arithmetic, and few enough to stop in between."""
+
+
+@final
+class Identity:
+    """The weights of a model at one moment, and the model's name, which is hashed once.
+
+    It is told by torch's counts of writes, which writes through `.data` pass by.
+
+    Example:
+        >>> from rebracket.lm.config import Config
+        >>> config = Config.from_dict(
+        ...     {"vocab_size": 7, "d_model": 8, "context": 6, "layers": [{"mixer": "gla", "heads": 2}]})
+        >>> model = LanguageModel(config)
+        >>> identity = Identity(model)
+        >>> model.init_weights(seed=1)
+        >>> identity.check()
+        Traceback (most recent call last):
+        ...
+        ValueError: model has other weights than it had when its program was prepared; prepare it again
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model, self._written = model, written(model)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a weight was written to or replaced."""
+        return written(self._model) != self._written
+
+    def check(self) -> None:
+        """Raises where a weight was written to or replaced."""
+        if self.changed:
+            raise ValueError("model has other weights than it had when its program was prepared; prepare it again")
+
+    @property
+    def model_id(self) -> str:
+        """`model_id` of the model, hashed again only where its weights changed."""
+        if self.changed:
+            self.__dict__.pop("_hashed", None)
+            self._written = written(self._model)
+        return self._hashed
+
+    @cached_property
+    def _hashed(self) -> str:
+        return model_id(self._model)
+
+
+def written(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Of every weight its place in memory and how often it was written to."""
+    return tuple((x.data_ptr(), -1 if x.is_inference() else x._version) for x in weights_of(model))
+
+
+def weights_of(model: nn.Module) -> Iterator[Tensor]:
+    return chain(model.parameters(), model.buffers())
+
+
+def lowered(model: LanguageModel) -> Graph:
+    """The operations of a model that computes what they say, and no more.
+
+    Raises:
+        NotLoweredError: If a part has no operations, was replaced or has hooks, or a weight is not on the CPU or longer
+            than float32; the message names it.
+
+    Example:
+        >>> from rebracket.lm.config import Config
+        >>> config = Config.from_dict(
+        ...     {"vocab_size": 7, "d_model": 8, "context": 6, "layers": [{"mixer": "gla", "heads": 2}]})
+        >>> lowered(LanguageModel(config).double())
+        Traceback (most recent call last):
+        ...
+        rebracket.ops.program.NotLoweredError: embed.weight is torch.float64 on cpu; programs compute in float32 on CPUs
+    """
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
+        raise NotLoweredError("torch has forward hooks for all modules")
+    for name, part in model.named_modules():
+        if why := objection(part):
+            raise NotLoweredError(f"{name or 'model'} ({type(part).__name__}) {why}")
+    for name, x in chain(model.named_parameters(), model.named_buffers()):
+        if x.device.type != "cpu" or x.dtype not in DTYPES:
+            raise NotLoweredError(f"{name} is {x.dtype} on {x.device}; programs compute in float32 on CPUs")
+    try:
+        return model.lower()
+    except AttributeError as error:  # a part of another make in the place of one that has `lower`
+        raise NotLoweredError(f"a part was replaced by one without operations: {error}") from error
+
+
+def objection(part: nn.Module) -> str | None:
+    """Why a module computes something else than its operations, or None."""
+    if part._forward_hooks or part._forward_pre_hooks:
+        return "has forward hooks"
+    if "forward" in vars(part):
+        return "has a forward of its own"
+    kinds = type(part).__mro__
+    lowers, forwards = ([i for i, kind in enumerate(kinds) if name in vars(kind)] for name in ("lower", "forward"))
+    if lowers and forwards and min(forwards) < min(lowers):
+        return "has a forward of its own and no `lower`"
+    return None
+
+
+def why_not(model: LanguageModel) -> str | None:
+    """Why a model runs through its modules; None where it can be a program."""
+    try:
+        lowered(model)
+    except NotLoweredError as error:
+        return str(error)
+    return covers.missing()
+
+
+@final
+class ModelProgram:
+    """A model prepared: its weights packed once, and slots for the past of so many texts.
+
+    Args:
+        model: whose weights it has.
+        program: they, packed.
+        identity: of the weights.
+
+    Example:
+        >>> from rebracket.lm.config import Config
+        >>> config = Config.from_dict(
+        ...     {"vocab_size": 7, "d_model": 8, "context": 6, "layers": [{"mixer": "gla", "heads": 2}]})
+        >>> ModelProgram.prepare(LanguageModel(config), texts=2).identity.changed
+        False
+    """
+
+    def __init__(self, model: LanguageModel, program: Program, identity: Identity) -> None:
+        self.model, self.program, self.identity = model, program, identity
+
+    @classmethod
+    def prepare(cls, model: LanguageModel, *, weights: Weights = "float32", texts: int = 1) -> Self:
+        """Packs the weights of a model.
+
+        Args:
+            model: of which every part has operations.
+            weights: the format that they are packed in.
+            texts: slots.
+
+        Raises:
+            ValueError: If the model cannot be a program, or the machine cannot run the format.
+
+        Cost: one pass over the weights, and a copy of them in that format.
+        """
+        graph, identity = lowered(model), Identity(model)
+        if reason := covers.missing():
+            raise NotLoweredError(reason)
+        return cls(model, Program.prepare(graph, weights=weights, slots=texts, rows=ROWS), identity)
+
+    def sharing(self, texts: int) -> ModelProgram:
+        """The same weights with other slots."""
+        return ModelProgram(self.model, self.program.sharing(slots=texts), self.identity)
+
+
+@final
+class Slots(Past):
+    """Texts in the slots of a program, one after another."""
+
+    def __init__(self, program: ModelProgram, cache: ModelCache, seen: Sequence[int]) -> None:
+        self.program, self._seen_names = program, [name for name in cache.tensors() if counts(name)]
+        self.texts = len(seen)
+        for n, count in enumerate(seen):
+            program.program.load(n, slot_of(cache, n, count), count)
+
+    @property
+    def cache(self) -> ModelCache:
+        return ModelCache.join([self._cache_of(n) for n in range(self.texts)])
+
+    def _cache_of(self, n: int) -> ModelCache:
+        held = {name: x[None] for name, x in self.program.program.tensors(n).items()}
+        seen = torch.tensor([self.program.program.seen(n)])
+        return ModelCache.from_tensors(held | {name: seen.clone() for name in self._seen_names})
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.program.model.state_nbytes(self.program.program.seen(n)) for n in range(self.texts))
+
+    def read(self, texts: Sequence[Sequence[int]], piece: int, report: Report) -> None:
+        self.program.identity.check()
+        done, told, total = 0, 0, sum(map(len, texts))
+        for group in calls([len(text) for text in texts], min(piece, ROWS)):
+            self.program.program.run([Segment(n, texts[n][begin:end]) for n, begin, end in group])
+            done += sum(end - begin for _, begin, end in group)
+            if done == total or done - told >= piece:
+                report(done, total)
+                told = done
+
+    def step(
+        self, rows: Mapping[int, Row], drafts: Mapping[int, Sequence[int]], choosing: Choosing
+    ) -> dict[int, list[int]]:
+        self.program.identity.check()
+        segments = [segment(n, row, drafts.get(n, ()), choosing) for n, row in rows.items()]
+        each, run = ROWS // max(len(one.tokens) for one in segments), self.program.program.run
+        results = [one for begin in range(0, len(segments), each) for one in run(segments[begin : begin + each])]
+        return {n: result.tokens for n, result in zip(rows, results, strict=True)}
+
+
+def segment(n: int, row: Row, draft: Sequence[int], choosing: Choosing) -> Segment:
+    """The last token of a text and what may follow it."""
+    sampler = choosing.sampler
+    choice = Choice(
+        sampler.temperature, sampler.top_k, sampler.top_p, row.seed, row.drawn, choosing.count, choosing.stop
+    )
+    return Segment(n, [row.last, *draft], len(draft), choice=choice)
+
+
+def slot_of(cache: ModelCache, row: int, seen: int) -> dict[str, Tensor]:
+    """What a slot holds of one row of a cache: of keys and values only those that are there."""
+    named = {name: x[row] for name, x in cache.tensors().items() if not counts(name)}
+    return {name: x[max(len(x) - seen, 0) :] if grows(name) else x for name, x in named.items()}
+
+
+def counts(name: str) -> bool:
+    """Whether a tensor of a cache counts the tokens of its text."""
+    return name.endswith("seen")
+
+
+def grows(name: str) -> bool:
+    """Whether a tensor of a cache has an entry for every token."""
+    return name.endswith(("state.keys", "state.values"))
