@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rebracket.ops.precision import at_least_float32, without_autocast
+from rebracket.ops.program import Builder, Value
 
 STD = 0.02
 
@@ -49,6 +50,10 @@ class Projection(nn.Linear):
         """Draws W from N(0, std^2)."""
         draw(self.weight, self.std)
 
+    def lower(self, build: Builder, x: Value, plus: Value | None = None) -> Value:
+        """The operations of `forward`, and of a sum with `plus`."""
+        return build.product(x, self.weight, plus=plus)
+
 
 @final
 class GateProjection(nn.Linear):
@@ -80,6 +85,10 @@ class GateProjection(nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of `forward`, with weights that no format rounds."""
+        return build.product(x, self.weight, self.bias, exact=True)
+
 
 @final
 class LowRankProjection(nn.Module):
@@ -109,3 +118,7 @@ class LowRankProjection(nn.Module):
         """Draws both factors again."""
         self.down.reset_parameters()
         self.up.reset_parameters()
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of `forward`."""
+        return self.up.lower(build, self.down.lower(build, x))

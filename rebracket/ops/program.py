@@ -11,8 +11,9 @@ from abc import ABC
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Literal, NoReturn, final
 
+import torch
 from torch import Tensor
 
 Function = Literal[
@@ -87,6 +88,22 @@ class Paged:
     key_dim: int
     value_dim: int
     window: int | None
+
+
+@final
+class NotLoweredError(ValueError):
+    """A part has no operations of its own; a model with such a part runs through its modules."""
+
+
+def not_lowered(part: object, why: str = "its class has no `lower`") -> NoReturn:
+    """What every base class does in place of `lower`, so that a part without one still works as a module.
+
+    Example:
+        >>> not_lowered(3.5)
+        Traceback (most recent call last):
+        rebracket.ops.program.NotLoweredError: float: its class has no `lower`
+    """
+    raise NotLoweredError(f"{type(part).__name__}: {why}")
 
 
 class Operation(ABC):  # noqa: B024 - it holds what all operations share
@@ -372,10 +389,28 @@ class Builder:
         self.add(Product(x, out, weight, bias, plus, groups, exact))
         return out
 
+    def together(self, *values: Value) -> Value:
+        """Values side by side: a copy of each in one buffer."""
+        out = self.buffer(sum(x.width for x in values))
+        for x, part in zip(values, out.split(*(x.width for x in values)), strict=True):
+            self.add(Select(x, part, torch.arange(x.width), None))
+        return out
+
+    def repeat(self, x: Value, heads: int, copies: int) -> Value:
+        """Each of `heads` equal parts, next to its copies."""
+        if copies == 1:
+            return x
+        return self.select(x, torch.arange(x.width).view(heads, -1).repeat_interleave(copies, 0).flatten())
+
     def select(self, x: Value, index: Tensor, factor: Tensor | None = None) -> Value:
         out = self.buffer(len(index))
         self.add(Select(x, out, index, factor))
         return out
+
+    def select_each(self, x: Value, groups: int, index: Tensor, factor: Tensor | None = None) -> Value:
+        """The same selection of each of `groups` equal parts."""
+        begins = torch.arange(groups)[:, None] * (x.width // groups)
+        return self.select(x, (begins + index).flatten(), None if factor is None else factor.repeat(groups))
 
     def apply(self, function: Function, x: Value, *, before: float = 1.0, after: float = 1.0) -> Value:
         out = self.buffer(x.width)
