@@ -19,7 +19,7 @@ INLINE Cut cut_of(const Operation& op) {
     return BY_ROWS;
 }
 
-void compute_rows(const Program& a, const Operation& op, int64_t begin, int64_t end, float* scratch) {
+void compute_rows(const ProgramCall& a, const Operation& op, int64_t begin, int64_t end, float* scratch) {
     switch (op.kind) {
         case EMBED: return embed(a, op, begin, end);
         case GATHER: return gather(a, op, begin, end);
@@ -47,7 +47,7 @@ void compute_product(const Operation& op, int64_t rows, int64_t part, int64_t pa
     product<FloatTile>(op, rows, part, parts);
 }
 
-void compute_texts(const Program& a, const Operation& op, int64_t part, int64_t parts, float* scratch) {
+void compute_texts(const ProgramCall& a, const Operation& op, int64_t part, int64_t parts, float* scratch) {
     const int64_t each = cut_of(op) == BY_CHANNELS ? (op.x.width + 15) / 16 : op.heads;
     for (int64_t unit = a.segments * each * part / parts; unit < a.segments * each * (part + 1) / parts; ++unit) {
         const int64_t segment = unit / each, i = unit % each;
@@ -60,7 +60,7 @@ void compute_texts(const Program& a, const Operation& op, int64_t part, int64_t 
 constexpr int64_t ROWS_AT_ONCE = 16;  // that go through neighbouring operations while they are in the cache
 
 // One thread's part of a list of operations. Neighbours that are cut by rows need no meeting in between.
-void compute(const Program& a, const Operation* ops, int64_t count, int64_t rows, int64_t part, int64_t parts, float* scratch) {
+void compute(const ProgramCall& a, const Operation* ops, int64_t count, int64_t rows, int64_t part, int64_t parts, float* scratch) {
     for (int64_t i = 0; i < count;) {
         const Cut cut = cut_of(ops[i]);
         int64_t next = i + 1;
@@ -79,7 +79,7 @@ void compute(const Program& a, const Operation* ops, int64_t count, int64_t rows
     }
 }
 
-void choose_tokens(const Program& a, int64_t part, int64_t parts, float* scratch) {
+void choose_tokens(const ProgramCall& a, int64_t part, int64_t parts, float* scratch) {
     for (int64_t i = a.wanted_count * part / parts; i < a.wanted_count * (part + 1) / parts; ++i) {
         const int64_t row = a.wanted[i];
         const Segment& s = a.segment[a.owner[row]];
@@ -91,7 +91,7 @@ void choose_tokens(const Program& a, int64_t part, int64_t parts, float* scratch
 }
 
 // Counts the drafts that are the tokens chosen before them, up to a token that ends the text.
-void judge(const Program& a) {
+void judge(const ProgramCall& a) {
     for (int64_t n = 0; n < a.segments; ++n) {
         Segment& s = a.segment[n];
         s.accepted = plain_rows(s);
@@ -106,7 +106,7 @@ void judge(const Program& a) {
     }
 }
 
-void accept_drafts(const Program& a, int64_t part, int64_t parts) {
+void accept_drafts(const ProgramCall& a, int64_t part, int64_t parts) {
     for (int64_t i = part; i < a.bodies; i += parts) {
         const Operation& op = a.body[i];
         if (op.kind != CONVOLVE && op.kind != RECUR) continue;
@@ -120,13 +120,13 @@ void accept_drafts(const Program& a, int64_t part, int64_t parts) {
 }
 
 struct Work {
-    Program& a;
+    ProgramCall& a;
     bool choosing, drafting;
 };
 
 void run_part(void* with, int64_t part, int64_t parts) {
     const Work& work = *static_cast<Work*>(with);
-    Program& a = work.a;
+    ProgramCall& a = work.a;
     const Rounding rounding;
     float* scratch = a.scratch + part * a.scratch_size;
     compute(a, a.body, a.bodies, a.rows, part, parts, scratch);
@@ -140,7 +140,7 @@ void run_part(void* with, int64_t part, int64_t parts) {
 
 // --- what is checked before anything is written ---
 
-const char* check_choice(const Program& a, const Segment& s, int64_t n) {
+const char* check_choice(const ProgramCall& a, const Segment& s, int64_t n) {
     REQUIRE(s.drafted == 0 || s.choose, "segment %lld has %lld drafted tokens and no choice of a token to compare them with", n, s.drafted);
     if (!s.choose) return nullptr;
     REQUIRE(s.temperature >= 0 && s.temperature < __builtin_inf(), "segment %lld must have a temperature >= 0", n);
@@ -149,7 +149,7 @@ const char* check_choice(const Program& a, const Segment& s, int64_t n) {
     return nullptr;
 }
 
-const char* check_pages(const Program& a, const Segment& s, int64_t n) {
+const char* check_pages(const ProgramCall& a, const Segment& s, int64_t n) {
     if (a.page_size == 0) return nullptr;
     const int64_t from = a.seen[s.slot], to = from + s.count;
     REQUIRE(to <= a.most_pages * PAGE_TOKENS, "segment %lld ends at token %lld, and a slot has pages for %lld", n, to, a.most_pages * PAGE_TOKENS);
@@ -160,7 +160,7 @@ const char* check_pages(const Program& a, const Segment& s, int64_t n) {
     return nullptr;
 }
 
-const char* check_segment(const Program& a, int64_t n, int64_t first) {
+const char* check_segment(const ProgramCall& a, int64_t n, int64_t first) {
     const Segment& s = a.segment[n];
     REQUIRE(s.slot >= 0 && s.slot < a.slot_count, "slot must be from 0 to %lld, got %lld in segment %lld", a.slot_count - 1, s.slot, n);
     REQUIRE(a.seen[s.slot] >= 0, "slot %lld of segment %lld is closed; open it first", s.slot, n);
@@ -176,7 +176,7 @@ const char* check_segment(const Program& a, int64_t n, int64_t first) {
     return check_pages(a, s, n);
 }
 
-const char* check_program(const Program& a) {
+const char* check_program(const ProgramCall& a) {
     REQUIRE(a.segments >= 1 && a.segments <= a.most_rows, "a call takes 1 to %lld segments, got %lld", a.most_rows, a.segments);
     REQUIRE(a.threads >= 1 && a.threads <= MOST_THREADS, "threads must be from 1 to %lld, got %lld", int64_t(MOST_THREADS), a.threads);
     int64_t rows = 0, drafted = 0;
@@ -190,7 +190,7 @@ const char* check_program(const Program& a) {
 }
 
 // Where each row stands in its text, and which rows' logits are computed.
-void place_rows(Program& a) {
+void place_rows(ProgramCall& a) {
     a.wanted_count = 0;
     for (int64_t n = 0; n < a.segments; ++n) {
         const Segment& s = a.segment[n];
@@ -245,10 +245,23 @@ void pack_panel(const Packing& a, int64_t panel) {
 
 }  // namespace
 
-KERNEL(program_run, Program) {
+LAYOUT(Span, AT(data), AT(stride), AT(width))
+LAYOUT(Operation, AT(kind), AT(function), AT(format), AT(flag), AT(out), AT(x), AT(k), AT(v), AT(r), AT(beta), AT(decay), AT(weight),
+       AT(bias), AT(scales), AT(sums), AT(index), AT(groups), AT(query_heads), AT(key_heads), AT(heads), AT(key_dim), AT(value_dim),
+       AT(per_token), AT(width), AT(weight_step), AT(held), AT(key_sum), AT(paged), AT(record), AT(eps), AT(before), AT(after))
+LAYOUT(Segment, AT(slot), AT(first), AT(count), AT(drafted), AT(wanted), AT(choose), AT(temperature), AT(top_p), AT(top_k), AT(limit),
+       AT(stop), AT(seed), AT(drawn), AT(accepted), AT(ended), AT(damaged))
+LAYOUT(ProgramCall, CONSTANT(PAGE_TOKENS), CONSTANT(LANES), CONSTANT(MOST_WIDTH), CONSTANT(MOST_THREADS), AT(body), AT(head), AT(bodies),
+       AT(heads), AT(rows), AT(most_rows), AT(segments), AT(drafts), AT(threads), AT(vocab), AT(logits), AT(segment), AT(tokens),
+       AT(positions), AT(wanted), AT(chosen), AT(owner), AT(slots), AT(slot_count), AT(slot_stride), AT(seen), AT(pages),
+       AT(page_count), AT(page_size), AT(most_pages), AT(tables), AT(records), AT(record_size), AT(scratch), AT(scratch_size),
+       AT(wanted_count))
+LAYOUT(Packing, AT(from), AT(to), AT(scales), AT(sums), AT(N), AT(K), AT(format))
+
+KERNEL(program_run, ProgramCall) {
     CHECK(check_program(call));
     (void)loop;  // programs have threads of their own
-    Program& a = const_cast<Program&>(call);
+    ProgramCall& a = const_cast<ProgramCall&>(call);
     place_rows(a);
     Work work{a, false, false};
     for (int64_t n = 0; n < a.segments; ++n) work.choosing |= a.segment[n].choose, work.drafting |= a.segment[n].drafted > 0;

@@ -55,7 +55,7 @@ struct Segment {
 };
 
 // One call. A program's own arrays are as long as `most_rows` needs.
-struct Program {
+struct ProgramCall {
     const Operation *body, *head;
     int64_t bodies, heads;
     int64_t rows, most_rows, segments, drafts, threads, vocab;

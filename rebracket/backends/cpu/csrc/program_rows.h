@@ -7,13 +7,13 @@ namespace {
 INLINE float* row_of(const Span& x, int64_t row) { return x.data + row * x.stride; }
 
 // out = table[token]: weight [vocab, width].
-void embed(const Program& a, const Operation& op, int64_t begin, int64_t end) {
+void embed(const ProgramCall& a, const Operation& op, int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m)
         std::memcpy(row_of(op.out, m), static_cast<const float*>(op.weight) + a.tokens[m] * op.out.width, op.out.width * 4);
 }
 
 // The rows whose logits are wanted, one after another.
-void gather(const Program& a, const Operation& op, int64_t begin, int64_t end) {
+void gather(const ProgramCall& a, const Operation& op, int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) std::memcpy(row_of(op.out, m), row_of(op.x, a.wanted[m]), op.out.width * 4);
 }
 
@@ -199,7 +199,7 @@ void exponentials(const Operation& op, int64_t begin, int64_t end) {
 }
 
 // Each of `heads` parts turned by the angles of the position; weight: [K/2] frequencies in float64.
-void rotate(const Program& a, const Operation& op, int64_t begin, int64_t end, float* scratch) {
+void rotate(const ProgramCall& a, const Operation& op, int64_t begin, int64_t end, float* scratch) {
     const int64_t half = op.x.width / op.heads / 2;
     const double* frequency = static_cast<const double*>(op.weight);
     float *sine = scratch, *cosine = scratch + half;
@@ -223,7 +223,7 @@ void rotate(const Program& a, const Operation& op, int64_t begin, int64_t end, f
 }
 
 // Each of `heads` parts times the sine, then the cosine of its position's angle; `width` is the horizon.
-void cosine(const Program& a, const Operation& op, int64_t begin, int64_t end) {
+void cosine(const ProgramCall& a, const Operation& op, int64_t begin, int64_t end) {
     const int64_t D = op.x.width / op.heads;
     for (int64_t m = begin; m < end; ++m) {
         double s, c;

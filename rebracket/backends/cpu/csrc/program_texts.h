@@ -6,11 +6,11 @@
 
 namespace {
 
-INLINE float* slot_of(const Program& a, const Segment& s) { return a.slots + s.slot * a.slot_stride; }
+INLINE float* slot_of(const ProgramCall& a, const Segment& s) { return a.slots + s.slot * a.slot_stride; }
 INLINE int64_t plain_rows(const Segment& s) { return s.count - s.drafted; }
 
 // The record of a segment's first drafted row; those of all segments lie one after another.
-INLINE float* record_of(const Program& a, int64_t segment) {
+INLINE float* record_of(const ProgramCall& a, int64_t segment) {
     int64_t before = 0;
     for (int64_t n = 0; n < segment; ++n) before += a.segment[n].drafted;
     return a.records + before * a.record_size;
@@ -20,7 +20,7 @@ INLINE float* record_of(const Program& a, int64_t segment) {
 
 constexpr int64_t MOST_WIDTH = 64;
 
-void convolve_channels(const Program& a, const Operation& op, int64_t segment, int64_t d, int64_t n) {
+void convolve_channels(const ProgramCall& a, const Operation& op, int64_t segment, int64_t d, int64_t n) {
     const Segment& s = a.segment[segment];
     const int64_t D = op.x.width, past = op.width - 1;
     const float* weight = static_cast<const float*>(op.weight) + d;
@@ -44,7 +44,7 @@ void convolve_channels(const Program& a, const Operation& op, int64_t segment, i
 }
 
 // The tail after `rows` accepted drafts.
-void accept_tail(const Program& a, const Operation& op, int64_t segment, int64_t rows) {
+void accept_tail(const ProgramCall& a, const Operation& op, int64_t segment, int64_t rows) {
     const int64_t D = op.x.width, past = op.width - 1;
     float* tail = slot_of(a, a.segment[segment]) + op.held;
     const float* record = record_of(a, segment) + op.record;
@@ -99,12 +99,12 @@ struct Columns {
 
 // One head of one segment.
 struct Head {
-    const Program& a;
+    const ProgramCall& a;
     const Operation& op;
     const Segment& s;
     int64_t h, query, key;
     float *memory, *copy, *record, *scale, *own;
-    Head(const Program& a, const Operation& op, int64_t segment, int64_t h, float* scratch)
+    Head(const ProgramCall& a, const Operation& op, int64_t segment, int64_t h, float* scratch)
         : a(a), op(op), s(a.segment[segment]), h(h), query(h / (op.heads / op.query_heads)), key(h / (op.heads / op.key_heads)) {
         memory = slot_of(a, s) + op.held + h * op.key_dim * op.value_dim;
         record = s.drafted ? record_of(a, segment) + op.record : nullptr;
@@ -218,7 +218,7 @@ void Head::columns() const {
     for (; v < V; v += 16) column_block<1, C>(v, lanes(v, V));
 }
 
-void recur(const Program& a, const Operation& op, int64_t segment, int64_t h, float* scratch) {
+void recur(const ProgramCall& a, const Operation& op, int64_t segment, int64_t h, float* scratch) {
     const Head head(a, op, segment, h, scratch);
     head.read_scales();
     const int64_t each = decays_a_head(op);
@@ -230,7 +230,7 @@ void recur(const Program& a, const Operation& op, int64_t segment, int64_t h, fl
 
 // Applies the records of `rows` accepted drafts to the memory of one head, in order.
 template <int C>
-void accept_columns(const Program& a, const Operation& op, const float* record, float* memory, int64_t h, int64_t rows) {
+void accept_columns(const ProgramCall& a, const Operation& op, const float* record, float* memory, int64_t h, int64_t rows) {
     const int64_t V = op.value_dim, K = op.key_dim, each = decays_a_head(op);
     for (int64_t v = 0; v < V; v += 16) {
         const Columns<1, C> decaying{op, lanes(v, V)};
@@ -247,7 +247,7 @@ void accept_columns(const Program& a, const Operation& op, const float* record, 
     }
 }
 
-void accept_memory(const Program& a, const Operation& op, int64_t segment, int64_t h, int64_t rows) {
+void accept_memory(const ProgramCall& a, const Operation& op, int64_t segment, int64_t h, int64_t rows) {
     const int64_t K = op.key_dim, each = decays_a_head(op);
     float* slot = slot_of(a, a.segment[segment]);
     const float* record = record_of(a, segment) + op.record;
@@ -270,7 +270,7 @@ void accept_memory(const Program& a, const Operation& op, int64_t segment, int64
 // A page holds, for each paged layer, keys [heads,K,PAGE_TOKENS] and values [heads,PAGE_TOKENS,V]; `heads` counts those of keys.
 
 struct Pages {
-    const Program& a;
+    const ProgramCall& a;
     const Operation& op;
     const int32_t* table;
     int64_t head;
@@ -317,7 +317,7 @@ void attend_row(const Pages& pages, const float* q, int64_t position, float* out
 }
 
 // One head of keys of one segment, with the query heads that read it.
-void attend(const Program& a, const Operation& op, int64_t segment, int64_t head, float* scratch) {
+void attend(const ProgramCall& a, const Operation& op, int64_t segment, int64_t head, float* scratch) {
     const Segment& s = a.segment[segment];
     const Pages pages{a, op, a.tables + s.slot * a.most_pages, head};
     const int64_t each = op.query_heads / op.heads;
