@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import singledispatchmethod
+from itertools import pairwise
 from typing import Literal, final, get_args
 
 import torch
@@ -81,6 +82,8 @@ KINDS: tuple[type[Operation], ...] = (
     *(Recur, Attend, Gather),
 )
 """In the order of `Kind` in csrc/program.h."""
+APART = (Product, ByteProduct, Convolve, Recur, Attend)
+"""Operations that are a phase of their own."""
 
 
 def values(operation: Operation) -> Iterator[Value]:
@@ -211,12 +214,21 @@ def number(x: Tensor) -> Tensor:
     return x.detach().to("cpu", torch.float32).contiguous()
 
 
+def phases(operations: Sequence[Operation]) -> list[int]:
+    """The phase of each operation: neighbours that need their own row alone go through a few rows at a time together."""
+    found = [0]
+    for before, op in pairwise(operations):
+        together = not isinstance(before, APART) and not isinstance(op, APART)
+        found.append(found[-1] + (not together))
+    return found
+
+
 def lifetimes(operations: Sequence[Operation], last: Value) -> dict[int, tuple[int, int]]:
-    """When each buffer is used for the first and the last time; `last` to the end."""
+    """In which phase each buffer is used for the first and the last time; `last` to the end."""
     found: dict[int, tuple[int, int]] = {}
-    for i, op in enumerate(operations):
+    for phase, op in zip(phases(operations), operations, strict=True):
         for x in values(op):
-            found[x.buffer] = (found.get(x.buffer, (i, i))[0], i)
+            found[x.buffer] = (found.get(x.buffer, (phase, phase))[0], phase)
     return found | {last.buffer: (found[last.buffer][0], len(operations))}
 
 
