@@ -217,8 +217,11 @@ class Generation:
     def _opened(self) -> Past:
         """The past of all texts, which is prepared when it is first needed."""
         if self._past is None and self._reason is None:
-            self._program = self._program or ModelProgram.prepare(self.model, weights=self.running.weights)
-            self._past = Slots(self._program.sharing(len(self._rows)), self._cache, [row.read for row in self._rows])
+            positions = [row.read for row in self._rows]
+            program = ModelProgram.prepare(
+                self.model, self.running, texts=len(positions), tokens=sum(positions) + 100000
+            )
+            self._past, self._program = Slots(program, self.running, self._cache, positions), program
         elif self._past is None:
             self._past = Batch(self.model, self._cache)
         return self._past

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from rebracket.backends.cpu import covers
-from rebracket.backends.cpu.program import Choice, Program, Segment
+from rebracket.backends.cpu.program import Choice, Outcome, Program, Segment
+from rebracket.backends.cpu.program.layout import ProgramCall
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import model_id
 from rebracket.lm.model import LanguageModel
 from rebracket.lm.past import Choosing, Past, Report
 from rebracket.lm.prefill import calls
-from rebracket.lm.texts import Row, Weights
+from rebracket.lm.texts import Row, Running
 from rebracket.ops.program import Graph, NotLoweredError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -138,28 +139,34 @@ class ModelProgram:
 
     Args:
         model: whose weights it has.
-        program: they, packed.
         identity: of the weights.
+        program: they, packed, and the slots.
+        drafts: most drafted tokens of a text.
 
     Example:
         >>> from rebracket.lm.config import Config
         >>> config = Config.from_dict(
         ...     {"vocab_size": 7, "d_model": 8, "context": 6, "layers": [{"mixer": "gla", "heads": 2}]})
-        >>> ModelProgram.prepare(LanguageModel(config), texts=2).identity.changed
-        False
+        >>> program = ModelProgram.prepare(LanguageModel(config))
+        >>> program.write(program.model.empty_cache(1), 0)
+        0
+        >>> [outcome] = program.program.run([Segment(0, [1, 2, 3], logits="all")])
+        >>> outcome.logits.shape
+        torch.Size([3, 7])
     """
 
-    def __init__(self, model: LanguageModel, program: Program, identity: Identity) -> None:
-        self.model, self.program, self.identity = model, program, identity
+    def __init__(self, model: LanguageModel, identity: Identity, program: Program) -> None:
+        self.model, self.identity, self.program = model, identity, program
 
     @classmethod
-    def prepare(cls, model: LanguageModel, *, weights: Weights = "float32", texts: int = 1) -> Self:
+    def prepare(cls, model: LanguageModel, running: Running = Running(), *, texts: int = 1, tokens: int = 0) -> Self:
         """Packs the weights of a model.
 
         Args:
             model: of which every part has operations.
-            weights: the format that they are packed in.
+            running: the format of the weights, and most drafts of a text.
             texts: slots.
+            tokens: that softmax layers have room for, of all texts together.
 
         Raises:
             ValueError: If the model cannot be a program, or the machine cannot run the format.
@@ -169,41 +176,52 @@ class ModelProgram:
         graph, identity = lowered(model), Identity(model)
         if reason := covers.missing():
             raise NotLoweredError(reason)
-        return cls(model, Program.prepare(graph, weights=weights, slots=texts, rows=ROWS), identity)
+        pages = texts + tokens // ProgramCall.PAGE_TOKENS if graph.paged else 0
+        program = Program.prepare(
+            graph, weights=running.weights, slots=texts, rows=ROWS, pages=pages, drafts=texts * running.drafts
+        )
+        return cls(model, identity, program)
 
-    def sharing(self, texts: int) -> ModelProgram:
-        """The same weights with other slots."""
-        return ModelProgram(self.model, self.program.sharing(slots=texts), self.identity)
+    def write(self, cache: ModelCache, position: int) -> int:
+        """Puts a text into a new slot, whose number is returned.
+
+        Args:
+            cache: of the text, one row.
+            position: tokens that it has read.
+        """
+        slot = self.program.open()
+        self.program.write(slot, cache.tensors(), position)
+        return slot
+
+    def read(self, slot: int) -> ModelCache:
+        """The cache of the text in a slot, one row."""
+        held, position = self.program.read(slot), torch.tensor([self.program.position(slot)])
+        names = self.model.empty_cache(1, device="meta").tensors()
+        return ModelCache.from_tensors({name: held[name] if name in held else position.clone() for name in names})
 
 
 @final
 class Slots(Past):
-    """Texts in the slots of a program, one after another."""
+    """Texts in the slots of a program: text n in slot n."""
 
-    def __init__(self, program: ModelProgram, cache: ModelCache, seen: Sequence[int]) -> None:
-        self.program, self._seen_names = program, [name for name in cache.tensors() if counts(name)]
-        self.texts = len(seen)
-        for n, count in enumerate(seen):
-            program.program.load(n, slot_of(cache, n, count), count)
+    def __init__(self, program: ModelProgram, running: Running, cache: ModelCache, positions: Sequence[int]) -> None:
+        self.program, self.running = program, running
+        for n, position in enumerate(positions):
+            program.write(cache.select([n]), position)
+        self.texts = range(len(positions))
 
     @property
     def cache(self) -> ModelCache:
-        return ModelCache.join([self._cache_of(n) for n in range(self.texts)])
-
-    def _cache_of(self, n: int) -> ModelCache:
-        held = {name: x[None] for name, x in self.program.program.tensors(n).items()}
-        seen = torch.tensor([self.program.program.seen(n)])
-        return ModelCache.from_tensors(held | {name: seen.clone() for name in self._seen_names})
+        return ModelCache.join([self.program.read(n) for n in self.texts])
 
     @property
     def nbytes(self) -> int:
-        return sum(self.program.model.state_nbytes(self.program.program.seen(n)) for n in range(self.texts))
+        return sum(self.program.model.state_nbytes(self.program.program.position(n)) for n in self.texts)
 
     def read(self, texts: Sequence[Sequence[int]], piece: int, report: Report) -> None:
-        self.program.identity.check()
         done, told, total = 0, 0, sum(map(len, texts))
         for group in calls([len(text) for text in texts], min(piece, ROWS)):
-            self.program.program.run([Segment(n, texts[n][begin:end]) for n, begin, end in group])
+            self.run([Segment(n, texts[n][begin:end]) for n, begin, end in group])
             done += sum(end - begin for _, begin, end in group)
             if done == total or done - told >= piece:
                 report(done, total)
@@ -212,33 +230,23 @@ class Slots(Past):
     def step(
         self, rows: Mapping[int, Row], drafts: Mapping[int, Sequence[int]], choosing: Choosing
     ) -> dict[int, list[int]]:
-        self.program.identity.check()
         segments = [segment(n, row, drafts.get(n, ()), choosing) for n, row in rows.items()]
-        each, run = ROWS // max(len(one.tokens) for one in segments), self.program.program.run
-        results = [one for begin in range(0, len(segments), each) for one in run(segments[begin : begin + each])]
-        return {n: result.tokens for n, result in zip(rows, results, strict=True)}
+        each = ROWS // max(len(one.tokens) for one in segments)
+        outcomes = [one for begin in range(0, len(segments), each) for one in self.run(segments[begin : begin + each])]
+        if any(outcome.damaged for outcome in outcomes):
+            raise FloatingPointError("logits hold NaN or infinity: the model's weights or the state are damaged")
+        return {n: outcome.tokens for n, outcome in zip(rows, outcomes, strict=True)}
+
+    def run(self, segments: Sequence[Segment]) -> list[Outcome]:
+        """One call, if the model still has the weights that were packed."""
+        self.program.identity.check()
+        return self.program.program.run(segments)
 
 
 def segment(n: int, row: Row, draft: Sequence[int], choosing: Choosing) -> Segment:
     """The last token of a text and what may follow it."""
     sampler = choosing.sampler
     choice = Choice(
-        sampler.temperature, sampler.top_k, sampler.top_p, row.seed, row.drawn, choosing.count, choosing.stop
+        sampler.temperature, sampler.top_k or 0, sampler.top_p, row.seed, row.drawn, choosing.count, choosing.stop
     )
-    return Segment(n, [row.last, *draft], len(draft), choice=choice)
-
-
-def slot_of(cache: ModelCache, row: int, seen: int) -> dict[str, Tensor]:
-    """What a slot holds of one row of a cache: of keys and values only those that are there."""
-    named = {name: x[row] for name, x in cache.tensors().items() if not counts(name)}
-    return {name: x[max(len(x) - seen, 0) :] if grows(name) else x for name, x in named.items()}
-
-
-def counts(name: str) -> bool:
-    """Whether a tensor of a cache counts the tokens of its text."""
-    return name.endswith("seen")
-
-
-def grows(name: str) -> bool:
-    """Whether a tensor of a cache has an entry for every token."""
-    return name.endswith(("state.keys", "state.values"))
+    return Segment(n, [row.last, *draft], choice=choice, drafted=len(draft))
