@@ -12,6 +12,8 @@ BACK = 2000
 """How far back."""
 ROW = 0.2
 """What one more row costs a call, in calls of one row: 0.15 with 46 million weights, 0.2 with one million."""
+MOST_TEXTS = 8
+"""Texts of a call beyond which nothing is drafted: there 70 % of the drafts would have to be right."""
 TRIAL = 16
 """Drafted tokens by which a text is judged."""
 FIRST_REST, LONGEST_REST = 32, 1024
@@ -23,7 +25,7 @@ class Drafter:
     """Guesses the next tokens of one text: those that followed where its last few tokens stood before.
 
     A drafted token is read in the same call as the token before it, and counts if it is the one that is chosen there,
-    so drafts change how many calls a text takes and nothing else. A call of b rows costs 1 + 0.2 (b - 1) calls of one,
+    so drafts change how many calls a text takes and nothing else. A call of b texts costs 1 + 0.2 (b - 1) calls of one,
     so a draft that is right saves the b-th part of that, and each draft costs 0.2. Where a text's drafts cost more than
     they saved it makes none for a while.
 
@@ -37,7 +39,7 @@ class Drafter:
     Example:
         >>> drafter = Drafter(3)
         >>> drafter.read([5, 6, 7, 8, 9, 1, 5, 6])
-        >>> drafter.guess()
+        >>> drafter.guess(texts=1)
         [7, 8, 9]
     """
 
@@ -64,9 +66,9 @@ class Drafter:
         if len(self._after) > 2 * (LONGEST - SHORTEST + 1) * BACK:
             self._after = {key: place for key, place in self._after.items() if self._held(place)}
 
-    def guess(self) -> list[int]:
-        """The next tokens, as far as anything is known of them."""
-        if not self.most or self._resting:
+    def guess(self, texts: int) -> list[int]:
+        """The next tokens, as far as anything is known of them, for a call of so many texts."""
+        if not self.most or self._resting or texts > MOST_TEXTS:
             return []
         for key in self._endings():
             place = self._after.get(key, -1)
@@ -75,12 +77,12 @@ class Drafter:
                 return [self._tokens[i] for i in range(begin, min(begin + self.most, len(self._tokens)))]
         return []
 
-    def learn(self, drafted: int, gained: int, rows: int) -> None:
+    def learn(self, drafted: int, gained: int, texts: int) -> None:
         """Some tokens were drafted and some of them right, in a call of so many texts."""
         self._drafted, self._gained = self._drafted + drafted, self._gained + gained
         if self._drafted < TRIAL:
             return
-        saved = (1 + ROW * (rows - 1)) / rows
+        saved = (1 + ROW * (texts - 1)) / texts
         if self._gained * saved < self._drafted * ROW:
             self._resting, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
             self._drafted = self._gained = 0.0

@@ -188,19 +188,19 @@ class Generation:
             FloatingPointError: If logits hold NaN or infinity.
             ValueError: If the weights of a program changed.
         """
-        ends = [row.read + tokens for row in self._rows]
+        ends, past, choosing = [row.read + tokens for row in self._rows], self._opened(), self._choosing
         while growing := {n: row for n, row in enumerate(self._rows) if not row.ended and row.read < ends[n]}:
-            drafts = {n: self._draft(n, ends[n] - row.read - 1) for n, row in growing.items()}
-            found = self._opened().step(growing, drafts, self._choosing)
+            drafts = {n: self._draft(n, ends[n] - row.read - 1, len(growing)) for n, row in growing.items()}
+            found = past.step(growing, drafts, choosing)
             for n, draft in drafts.items():
                 if draft:
                     self._drafters[n].learn(len(draft), len(found[n]) - 1, len(growing))
             yield [self._append(n, token) for n, ids in found.items() for token in ids]
 
-    def _draft(self, n: int, most: int) -> list[int]:
-        """Guesses of what follows the last token of a text, none of which ends it."""
+    def _draft(self, n: int, most: int, texts: int) -> list[int]:
+        """Guesses of what follows the last token of a text, one of so many, none of which ends it."""
         row, kept = self._rows[n], []
-        for token in self._drafters[n].guess()[:most]:
+        for token in self._drafters[n].guess(texts)[:most]:
             row, _ = self._after(row, token)
             if row.ended:
                 break
@@ -215,7 +215,7 @@ class Generation:
         return Choosing(self.settings.sampler, count, document)
 
     def _opened(self) -> Past:
-        """The past of all texts, which is prepared when it is first needed."""
+        """The past of all texts, which is prepared when it is first needed and never used with other weights."""
         if self._past is None and self._reason is None:
             positions = [row.read for row in self._rows]
             program = ModelProgram.prepare(
@@ -224,6 +224,8 @@ class Generation:
             self._past, self._program = Slots(program, self.running, self._cache, positions), program
         elif self._past is None:
             self._past = Batch(self.model, self._cache)
+        if self._program is not None:
+            self._program.identity.check()
         return self._past
 
     def rest(self) -> list[str]:
@@ -281,13 +283,13 @@ class Generation:
 
     def _after(self, row: Row, token: int) -> tuple[Row, str]:
         """A text after one more token, and what can now be shown of it."""
-        row = replace(row, last=token, read=row.read + 1, drawn=row.drawn + self.settings.sampler.draws)
+        seed, read, drawn = row.seed, row.read + 1, row.drawn + self.settings.sampler.draws
         if token == self.tokenizer.document:
-            return replace(row, ended=True, unfinished=b"", held=""), held_back(row)
+            return Row(seed, token, drawn, read, ended=True), held_back(row)
         data = row.unfinished + self.tokenizer.decode_bytes([token])
         text, used = codecs.utf_8_decode(data, "replace", False)
         shown, held, stopped = cut(row.held + text, self.settings.stop)
-        return replace(row, unfinished=b"" if stopped else data[used:], held=held, ended=stopped), shown
+        return Row(seed, token, drawn, read, b"" if stopped else data[used:], held, stopped), shown
 
     def _release(self, n: int) -> str:
         """What was held back of a text, which is shown now."""

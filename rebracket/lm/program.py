@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from rebracket.backends.cpu import covers
-from rebracket.backends.cpu.program import Choice, Outcome, Program, Segment
+from rebracket.backends.cpu.program import Choice, Program, Segment
 from rebracket.backends.cpu.program.layout import ProgramCall
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import model_id
@@ -221,7 +221,7 @@ class Slots(Past):
     def read(self, texts: Sequence[Sequence[int]], piece: int, report: Report) -> None:
         done, told, total = 0, 0, sum(map(len, texts))
         for group in calls([len(text) for text in texts], min(piece, ROWS)):
-            self.run([Segment(n, texts[n][begin:end]) for n, begin, end in group])
+            self.program.program.run([Segment(n, texts[n][begin:end]) for n, begin, end in group])
             done += sum(end - begin for _, begin, end in group)
             if done == total or done - told >= piece:
                 report(done, total)
@@ -231,16 +231,11 @@ class Slots(Past):
         self, rows: Mapping[int, Row], drafts: Mapping[int, Sequence[int]], choosing: Choosing
     ) -> dict[int, list[int]]:
         segments = [segment(n, row, drafts.get(n, ()), choosing) for n, row in rows.items()]
-        each = ROWS // max(len(one.tokens) for one in segments)
-        outcomes = [one for begin in range(0, len(segments), each) for one in self.run(segments[begin : begin + each])]
+        each, run = ROWS // max(len(one.tokens) for one in segments), self.program.program.run
+        outcomes = [one for begin in range(0, len(segments), each) for one in run(segments[begin : begin + each])]
         if any(outcome.damaged for outcome in outcomes):
             raise FloatingPointError("logits hold NaN or infinity: the model's weights or the state are damaged")
         return {n: outcome.tokens for n, outcome in zip(rows, outcomes, strict=True)}
-
-    def run(self, segments: Sequence[Segment]) -> list[Outcome]:
-        """One call, if the model still has the weights that were packed."""
-        self.program.identity.check()
-        return self.program.program.run(segments)
 
 
 def segment(n: int, row: Row, draft: Sequence[int], choosing: Choosing) -> Segment:
