@@ -119,7 +119,7 @@ def test_a_text_saved_by_modules_goes_on_in_a_program_and_back(name: str, tmp_pa
         found.append(grown(texts, 6))
         texts.save(tmp_path / "state")
         texts = Generation.load(tmp_path / "state", model, BYTES, running)
-    assert [sum((part[row] for part in found), []) for row in range(4)] == wanted
+    assert [[token for part in found for token in part[row]] for row in range(4)] == wanted
     assert [row.read for row in texts.rows] == [row.read for row in whole.rows]
 
 
@@ -203,12 +203,13 @@ def test_other_weights_than_were_packed_are_refused(use: str, tmp_path: Path):
     texts = begun(model, ["ab"], Settings())
     with torch.no_grad():
         model.norm.weight.mul_(2)
+    uses: dict[str, Callable[[], object]] = {
+        "read": lambda: texts.read(["c"]),
+        "grow": lambda: grown(texts, 1),
+        "save": lambda: texts.save(tmp_path / "x"),
+    }
     with pytest.raises(ValueError, match="model has other weights than it had when its program was prepared"):
-        {
-            "read": lambda: texts.read(["c"]),
-            "grow": lambda: grown(texts, 1),
-            "save": lambda: texts.save(tmp_path / "x"),
-        }[use]()
+        uses[use]()
     assert not (tmp_path / "x").exists()
 
 
