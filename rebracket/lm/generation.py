@@ -16,7 +16,7 @@ from rebracket.lm.drafts import Drafter
 from rebracket.lm.model import LanguageModel
 from rebracket.lm.past import Batch, Choosing, Past
 from rebracket.lm.prefill import PIECE, silent
-from rebracket.lm.program import Identity, ModelProgram, Slots, why_not
+from rebracket.lm.program import Identity, Slots, why_not
 from rebracket.lm.stopping import cut
 from rebracket.lm.texts import Piece, Row, Running, Settings
 from rebracket.lm.tokenizer import Tokenizer
@@ -77,7 +77,6 @@ class Generation:
         if running.only_program and self._reason is not None:
             raise ValueError(f"a program was asked for, and the model cannot be one: {self._reason}")
         self._identity = Identity(model)
-        self._program: ModelProgram | None = None
         self._past: Past | None = None
 
     @classmethod
@@ -142,7 +141,7 @@ class Generation:
         """Some of the texts, to go their own way with the same weights."""
         cache = self.cache.select(list(texts))
         copy = Generation(self.model, self.tokenizer, settings, rows, cache, self.running)
-        copy._identity, copy._program = self._identity, self._program
+        copy._identity = self._identity
         return copy
 
     def read(
@@ -217,15 +216,10 @@ class Generation:
     def _opened(self) -> Past:
         """The past of all texts, which is prepared when it is first needed and never used with other weights."""
         if self._past is None and self._reason is None:
-            positions = [row.read for row in self._rows]
-            program = ModelProgram.prepare(
-                self.model, self.running, texts=len(positions), tokens=sum(positions) + 100000
-            )
-            self._past, self._program = Slots(program, self.running, self._cache, positions), program
+            self._past = Slots(self.model, self.running, self._cache, [row.read for row in self._rows])
         elif self._past is None:
             self._past = Batch(self.model, self._cache)
-        if self._program is not None:
-            self._program.identity.check()
+        self._past.check()
         return self._past
 
     def rest(self) -> list[str]:
@@ -239,8 +233,8 @@ class Generation:
             FileNotFoundError: If the folder does not exist.
             ValueError: If the weights of a program changed.
         """
-        if self._program is not None:
-            self._program.identity.check()
+        if self._past is not None:
+            self._past.check()
         about = {
             "model": self._identity.model_id,
             "tokenizer": self.tokenizer.digest,

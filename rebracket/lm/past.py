@@ -43,6 +43,10 @@ class Past(ABC):
     def cache(self) -> ModelCache:
         """The cache of all texts, N rows."""
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raises a ValueError where the model has other weights than were prepared."""
+
     @property
     @abstractmethod
     def nbytes(self) -> int:
@@ -81,6 +85,9 @@ class Batch(Past):
         self._cache = cache
         self._growing = list(range(cache.rows))
         self._resting: dict[int, ModelCache] = {}
+
+    def check(self) -> None:
+        """Nothing: modules have the weights that the model has."""
 
     @property
     def cache(self) -> ModelCache:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from rebracket.backends.cpu import covers
-from rebracket.backends.cpu.program import Choice, Program, Segment
+from rebracket.backends.cpu.program import Choice, Outcome, Program, Segment
 from rebracket.backends.cpu.program.layout import ProgramCall
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import model_id
@@ -25,6 +25,8 @@ from rebracket.ops.program import Graph, NotLoweredError
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = 256
 """Most rows of a call: enough for products at the rate of arithmetic, and few enough to stop in between."""
+SPARE = 4096
+"""Tokens of each text that softmax layers have room for at first; twice what there is whenever that is used up."""
 
 
 @final
@@ -176,11 +178,16 @@ class ModelProgram:
         graph, identity = lowered(model), Identity(model)
         if reason := covers.missing():
             raise NotLoweredError(reason)
-        pages = texts + tokens // ProgramCall.PAGE_TOKENS if graph.paged else 0
+        pages = texts + -(-tokens // ProgramCall.PAGE_TOKENS) if graph.paged else 0
         program = Program.prepare(
             graph, weights=running.weights, slots=texts, rows=ROWS, pages=pages, drafts=texts * running.drafts
         )
         return cls(model, identity, program)
+
+    @property
+    def paged(self) -> bool:
+        """Whether there are softmax layers."""
+        return bool(self.program.slots.graph.paged)
 
     def write(self, cache: ModelCache, position: int) -> int:
         """Puts a text into a new slot, whose number is returned.
@@ -204,11 +211,19 @@ class ModelProgram:
 class Slots(Past):
     """Texts in the slots of a program: text n in slot n."""
 
-    def __init__(self, program: ModelProgram, running: Running, cache: ModelCache, positions: Sequence[int]) -> None:
-        self.program, self.running = program, running
-        for n, position in enumerate(positions):
-            program.write(cache.select([n]), position)
-        self.texts = range(len(positions))
+    def __init__(self, model: LanguageModel, running: Running, cache: ModelCache, positions: Sequence[int]) -> None:
+        self.model, self.running, self.texts = model, running, range(len(positions))
+        self._fill([cache.select([n]) for n in self.texts], positions)
+
+    def _fill(self, caches: Sequence[ModelCache], positions: Sequence[int]) -> None:
+        """Prepares a program with room for twice what the texts hold, and puts them into its slots."""
+        self.room = 2 * sum(positions) + len(positions) * SPARE
+        self.program = ModelProgram.prepare(self.model, self.running, texts=len(positions), tokens=self.room)
+        for cache, position in zip(caches, positions, strict=True):
+            self.program.write(cache, position)
+
+    def check(self) -> None:
+        self.program.identity.check()
 
     @property
     def cache(self) -> ModelCache:
@@ -216,12 +231,12 @@ class Slots(Past):
 
     @property
     def nbytes(self) -> int:
-        return sum(self.program.model.state_nbytes(self.program.program.position(n)) for n in self.texts)
+        return sum(self.model.state_nbytes(self.program.program.position(n)) for n in self.texts)
 
     def read(self, texts: Sequence[Sequence[int]], piece: int, report: Report) -> None:
         done, told, total = 0, 0, sum(map(len, texts))
         for group in calls([len(text) for text in texts], min(piece, ROWS)):
-            self.program.program.run([Segment(n, texts[n][begin:end]) for n, begin, end in group])
+            self._run([Segment(n, texts[n][begin:end]) for n, begin, end in group])
             done += sum(end - begin for _, begin, end in group)
             if done == total or done - told >= piece:
                 report(done, total)
@@ -231,11 +246,20 @@ class Slots(Past):
         self, rows: Mapping[int, Row], drafts: Mapping[int, Sequence[int]], choosing: Choosing
     ) -> dict[int, list[int]]:
         segments = [segment(n, row, drafts.get(n, ()), choosing) for n, row in rows.items()]
-        each, run = ROWS // max(len(one.tokens) for one in segments), self.program.program.run
-        outcomes = [one for begin in range(0, len(segments), each) for one in run(segments[begin : begin + each])]
+        each = ROWS // max(len(one.tokens) for one in segments)
+        outcomes = [one for begin in range(0, len(segments), each) for one in self._run(segments[begin : begin + each])]
         if any(outcome.damaged for outcome in outcomes):
             raise FloatingPointError("logits hold NaN or infinity: the model's weights or the state are damaged")
         return {n: outcome.tokens for n, outcome in zip(rows, outcomes, strict=True)}
+
+    def _run(self, segments: Sequence[Segment]) -> list[Outcome]:
+        """One call, after the room of softmax layers was doubled if its tokens would not fit."""
+        if self.program.paged:
+            positions = [self.program.program.position(n) for n in self.texts]
+            if sum(positions) + ROWS > self.room:
+                self.check()
+                self._fill([self.program.read(n) for n in self.texts], positions)
+        return self.program.program.run(segments)
 
 
 def segment(n: int, row: Row, draft: Sequence[int], choosing: Choosing) -> Segment:

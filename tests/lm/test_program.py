@@ -239,3 +239,14 @@ def test_a_model_is_hashed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with torch.no_grad():
         model.norm.weight.mul_(2)
     assert identity.model_id not in (before, texts._identity.__dict__["_hashed"])
+
+
+def test_texts_outgrow_the_room_they_had(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(program, "SPARE", 64)
+    model, settings = writer("hybrid", torch.float32), Settings(SAMPLERS["likeliest"], endless=True)
+    small = begun(model, PROMPTS[:2], settings)
+    found = grown(small, 700)
+    monkeypatch.setattr(program, "SPARE", 4096)
+    roomy = begun(model, PROMPTS[:2], settings)
+    assert grown(roomy, 700) == found
+    assert_same(small.cache.tensors(), roomy.cache.tensors(), 0, 0)
