@@ -151,10 +151,11 @@ const char* check_choice(const ProgramCall& a, const Segment& s, int64_t n) {
 
 const char* check_pages(const ProgramCall& a, const Segment& s, int64_t n) {
     if (a.page_size == 0) return nullptr;
-    const int64_t from = a.seen[s.slot], to = from + s.count;
-    REQUIRE(to <= a.most_pages * PAGE_TOKENS, "segment %lld ends at token %lld, and a slot has pages for %lld", n, to, a.most_pages * PAGE_TOKENS);
-    for (int64_t page = from / PAGE_TOKENS; page * PAGE_TOKENS < to; ++page) {
-        const int64_t place = a.tables[s.slot * a.most_pages + page];
+    const int64_t from = a.seen[s.slot], to = from + s.count, reach = a.window && from >= a.window ? from - a.window + 1 : 0;
+    REQUIRE((to - 1) / PAGE_TOKENS - reach / PAGE_TOKENS < a.most_pages, "segment %lld ends at token %lld, and all pages hold %lld", n, to,
+            a.most_pages * PAGE_TOKENS);
+    for (int64_t page = reach / PAGE_TOKENS; page * PAGE_TOKENS < to; ++page) {
+        const int64_t place = a.tables[s.slot * a.most_pages + page % a.most_pages];
         REQUIRE(place >= 0 && place < a.page_count, "segment %lld has no page for its tokens from %lld on", n, page * PAGE_TOKENS);
     }
     return nullptr;
@@ -254,7 +255,7 @@ LAYOUT(Segment, AT(slot), AT(first), AT(count), AT(drafted), AT(wanted), AT(choo
 LAYOUT(ProgramCall, CONSTANT(PAGE_TOKENS), CONSTANT(LANES), CONSTANT(MOST_WIDTH), CONSTANT(MOST_THREADS), AT(body), AT(head), AT(bodies),
        AT(heads), AT(rows), AT(most_rows), AT(segments), AT(drafts), AT(threads), AT(vocab), AT(logits), AT(segment), AT(tokens),
        AT(positions), AT(wanted), AT(chosen), AT(owner), AT(slots), AT(slot_count), AT(slot_stride), AT(seen), AT(pages),
-       AT(page_count), AT(page_size), AT(most_pages), AT(tables), AT(records), AT(record_size), AT(scratch), AT(scratch_size),
+       AT(page_count), AT(page_size), AT(most_pages), AT(window), AT(tables), AT(records), AT(record_size), AT(scratch), AT(scratch_size),
        AT(wanted_count))
 LAYOUT(Packing, AT(from), AT(to), AT(N), AT(K), AT(format))
 

@@ -69,7 +69,8 @@ struct ProgramCall {
     int64_t* seen;          // [slots], -1 for a slot that is closed
     float* pages;           // [pages, page_size]
     int64_t page_count, page_size, most_pages;
-    const int32_t* tables;  // [slots, most_pages], the pages of each slot in order
+    int64_t window;         // the longest of all softmax layers, 0 for all tokens
+    const int32_t* tables;  // [slots, most_pages], the pages of each slot in order, from the first again after the last
     float* records;         // [drafts, record_size]
     int64_t record_size;
     float* scratch;         // [threads, scratch_size]

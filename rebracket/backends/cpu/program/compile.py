@@ -199,7 +199,9 @@ def joined(products: Sequence[Product], out: Value) -> Product:
 def renamed(operation: Operation, moved: dict[int, Value]) -> Operation:
     """An operation whose values lie where their buffers were moved to."""
     changes = {
-        field.name: at_new_place(x, moved) for field in fields(operation) if isinstance(x := vars(operation)[field.name], Value)
+        field.name: at_new_place(x, moved)
+        for field in fields(operation)
+        if isinstance(x := vars(operation)[field.name], Value)
     }
     return replace(operation, **changes)
 

@@ -62,7 +62,7 @@ class ProgramCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("tokens", "positions", "wanted", "chosen", "owner", "slots")),
         *((name, ctypes.c_int64) for name in ("slot_count", "slot_stride")),
         *((name, ctypes.c_void_p) for name in ("seen", "pages")),
-        *((name, ctypes.c_int64) for name in ("page_count", "page_size", "most_pages")),
+        *((name, ctypes.c_int64) for name in ("page_count", "page_size", "most_pages", "window")),
         *((name, ctypes.c_void_p) for name in ("tables", "records")),
         ("record_size", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
