@@ -151,10 +151,11 @@ const char* check_choice(const ProgramCall& a, const Segment& s, int64_t n) {
 
 const char* check_pages(const ProgramCall& a, const Segment& s, int64_t n) {
     if (a.page_size == 0) return nullptr;
-    const int64_t from = a.seen[s.slot], to = from + s.count;
-    REQUIRE(to <= a.most_pages * PAGE_TOKENS, "segment %lld ends at token %lld, and a slot has pages for %lld", n, to, a.most_pages * PAGE_TOKENS);
-    for (int64_t page = from / PAGE_TOKENS; page * PAGE_TOKENS < to; ++page) {
-        const int64_t place = a.tables[s.slot * a.most_pages + page];
+    const int64_t from = a.seen[s.slot], to = from + s.count, reach = a.window && from >= a.window ? from - a.window + 1 : 0;
+    REQUIRE((to - 1) / PAGE_TOKENS - reach / PAGE_TOKENS < a.most_pages, "segment %lld ends at token %lld, and all pages hold %lld", n, to,
+            a.most_pages * PAGE_TOKENS);
+    for (int64_t page = reach / PAGE_TOKENS; page * PAGE_TOKENS < to; ++page) {
+        const int64_t place = a.tables[s.slot * a.most_pages + page % a.most_pages];
         REQUIRE(place >= 0 && place < a.page_count, "segment %lld has no page for its tokens from %lld on", n, page * PAGE_TOKENS);
     }
     return nullptr;
@@ -212,34 +213,34 @@ INLINE uint16_t to_bfloat16(float x) {  // to nearest, ties to even
     return uint16_t((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-void pack_byte_panel(const Packing& a, int64_t panel, int8_t* to) {
-    for (int64_t i = 0; i < LANES; ++i) {
-        const int64_t n = panel * LANES + i;
-        const float* from = a.from + n * a.K;
-        float most = 0;
-        for (int64_t k = 0; n < a.N && k < a.K; ++k) most = std::max(most, std::fabs(from[k]));
-        const float inverse = most > 1e-36f ? 127 / most : 0;
-        int32_t sum = 0;
-        for (int64_t k = 0; k < (a.K + 3) / 4 * 4; ++k) {
-            const int32_t w = n < a.N && k < a.K ? int32_t(std::nearbyintf(from[k] * inverse)) : 0;
-            to[k / 4 * 64 + i * 4 + k % 4] = int8_t(w);
-            sum += w;
-        }
-        a.scales[n] = most > 1e-36f ? most / 127 : 0, a.sums[n] = 128 * sum;
+// One output of a panel in int8, its scale and the sum of its weights.
+void pack_bytes(const float* from, int64_t K, int8_t* to, float* scale, int32_t* sum) {
+    float most = 0;
+    for (int64_t k = 0; k < K; ++k) most = std::max(most, std::fabs(from[k]));
+    const float inverse = most > 1e-36f ? 127 / most : 0;
+    *scale = most > 1e-36f ? most / 127 : 0;
+    for (int64_t k = 0; k < K; ++k) {
+        const int8_t w = int8_t((from[k] * inverse + 12582912.0f) - 12582912.0f);
+        to[k / 4 * 64 + k % 4] = w;
+        *sum += 128 * w;
     }
 }
 
 void pack_panel(const Packing& a, int64_t panel) {
-    char* to = static_cast<char*>(a.to) + panel * panel_bytes(a.format, a.K);
-    if (a.format == BYTE) return pack_byte_panel(a, panel, reinterpret_cast<int8_t*>(to));
-    for (int64_t i = 0; i < LANES; ++i) {
-        const int64_t n = panel * LANES + i;
-        for (int64_t k = 0; k < a.K; ++k) {
-            const float w = n < a.N ? a.from[n * a.K + k] : 0;
-            if (a.format == WHOLE) reinterpret_cast<float*>(to)[k * LANES + i] = w;
-            else reinterpret_cast<uint16_t*>(to)[k / 2 * 32 + i * 2 + k % 2] = to_bfloat16(w);
-        }
-        if (a.format == HALF && a.K % 2) reinterpret_cast<uint16_t*>(to)[a.K / 2 * 32 + i * 2 + 1] = 0;
+    const int64_t n = panel * LANES, outputs = lanes(n, a.N), K = a.K, bytes = panel_bytes(a.format, K);
+    char* to = static_cast<char*>(a.to) + panel * bytes;
+    const float* from = a.from + n * K;
+    std::memset(to, 0, bytes);
+    if (a.format == WHOLE) {
+        for (int64_t k = 0; k < K; ++k)
+            for (int64_t i = 0; i < outputs; ++i) reinterpret_cast<float*>(to)[k * LANES + i] = from[i * K + k];
+    } else if (a.format == HALF) {
+        for (int64_t k = 0; k < K; ++k)
+            for (int64_t i = 0; i < outputs; ++i) reinterpret_cast<uint16_t*>(to)[k / 2 * 32 + i * 2 + k % 2] = to_bfloat16(from[i * K + k]);
+    } else {
+        float* scales = reinterpret_cast<float*>(to + bytes - 128);
+        int32_t* sums = reinterpret_cast<int32_t*>(to + bytes - 64);
+        for (int64_t i = 0; i < outputs; ++i) pack_bytes(from + i * K, K, reinterpret_cast<int8_t*>(to) + i * 4, scales + i, sums + i);
     }
 }
 
@@ -247,16 +248,16 @@ void pack_panel(const Packing& a, int64_t panel) {
 
 LAYOUT(Span, AT(data), AT(stride), AT(width))
 LAYOUT(Operation, AT(kind), AT(function), AT(format), AT(flag), AT(out), AT(x), AT(k), AT(v), AT(r), AT(beta), AT(decay), AT(weight),
-       AT(bias), AT(scales), AT(sums), AT(index), AT(groups), AT(query_heads), AT(key_heads), AT(heads), AT(key_dim), AT(value_dim),
+       AT(bias), AT(index), AT(groups), AT(query_heads), AT(key_heads), AT(heads), AT(key_dim), AT(value_dim),
        AT(per_token), AT(width), AT(weight_step), AT(held), AT(key_sum), AT(paged), AT(record), AT(eps), AT(before), AT(after))
 LAYOUT(Segment, AT(slot), AT(first), AT(count), AT(drafted), AT(wanted), AT(choose), AT(temperature), AT(top_p), AT(top_k), AT(limit),
        AT(stop), AT(seed), AT(drawn), AT(accepted), AT(ended), AT(damaged))
 LAYOUT(ProgramCall, CONSTANT(PAGE_TOKENS), CONSTANT(LANES), CONSTANT(MOST_WIDTH), CONSTANT(MOST_THREADS), AT(body), AT(head), AT(bodies),
        AT(heads), AT(rows), AT(most_rows), AT(segments), AT(drafts), AT(threads), AT(vocab), AT(logits), AT(segment), AT(tokens),
        AT(positions), AT(wanted), AT(chosen), AT(owner), AT(slots), AT(slot_count), AT(slot_stride), AT(seen), AT(pages),
-       AT(page_count), AT(page_size), AT(most_pages), AT(tables), AT(records), AT(record_size), AT(scratch), AT(scratch_size),
+       AT(page_count), AT(page_size), AT(most_pages), AT(window), AT(tables), AT(records), AT(record_size), AT(scratch), AT(scratch_size),
        AT(wanted_count))
-LAYOUT(Packing, AT(from), AT(to), AT(scales), AT(sums), AT(N), AT(K), AT(format))
+LAYOUT(Packing, AT(from), AT(to), AT(N), AT(K), AT(format))
 
 KERNEL(program_run, ProgramCall) {
     CHECK(check_program(call));
@@ -273,7 +274,6 @@ KERNEL(program_pack, Packing) {
     REQUIRE(call.N >= 1 && call.K >= 1 && countable({call.N + LANES, call.K + 4}), "weights must be [N,K] with N, K >= 1, got [%lld,%lld]", call.N, call.K);
     REQUIRE(call.format >= WHOLE && call.format < FORMATS, "weights have the unknown format %lld", int64_t(call.format));
     REQUIRE(call.format != BYTE || call.K <= 60000, "int8 weights take at most 60000 inputs, got %lld: their sums would pass 32 bits", call.K);
-    REQUIRE(call.format != BYTE || (call.scales && call.sums), "scales or sums of int8 weights are missing");
     return parallel(panels_of(call.N), 64, loop, [&](int64_t begin, int64_t end) {
         for (int64_t p = begin; p < end; ++p) pack_panel(call, p);
         return true;

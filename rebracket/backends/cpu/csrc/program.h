@@ -31,8 +31,6 @@ struct Operation {
     Span out, x, k, v, r, beta, decay;     // x is q of a recurrence and of attention
     const void* weight;
     const float* bias;
-    const float* scales;  // of int8 weights, one an output
-    const int32_t* sums;  // 128 times the sum of an output's int8 weights
     const int64_t* index;
     int64_t groups, query_heads, key_heads, heads, key_dim, value_dim, per_token;
     int64_t width;        // of a convolution, of a window in tokens (0 is all)
@@ -71,7 +69,8 @@ struct ProgramCall {
     int64_t* seen;          // [slots], -1 for a slot that is closed
     float* pages;           // [pages, page_size]
     int64_t page_count, page_size, most_pages;
-    const int32_t* tables;  // [slots, most_pages], the pages of each slot in order
+    int64_t window;         // the longest of all softmax layers, 0 for all tokens
+    const int32_t* tables;  // [slots, most_pages], the pages of each slot in order, from the first again after the last
     float* records;         // [drafts, record_size]
     int64_t record_size;
     float* scratch;         // [threads, scratch_size]
@@ -83,8 +82,6 @@ struct ProgramCall {
 struct Packing {
     const float* from;
     void* to;
-    float* scales;
-    int32_t* sums;
     int64_t N, K;
     int32_t format;
 };

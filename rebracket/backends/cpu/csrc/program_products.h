@@ -9,13 +9,14 @@
 namespace {
 
 constexpr int STREAMS = 4;
-constexpr int64_t AHEAD = 1536;      // bytes that a stream is fetched ahead
+constexpr int64_t AHEAD = 512;       // bytes that a stream is fetched ahead
 constexpr int64_t BLOCK_ROWS = 96;  // rows whose inputs stay in the second level of the cache
 
-// Bytes of a panel of K inputs.
+// Bytes of a panel of K inputs. That of int8 ends with the scale of each output and 128 times the sum of its weights, which so
+// come with the stream and need not be waited for.
 INLINE int64_t panel_bytes(int32_t format, int64_t K) {
     if (format == WHOLE) return K * 64;
-    return format == HALF ? (K + 1) / 2 * 64 : (K + 3) / 4 * 64;
+    return format == HALF ? (K + 1) / 2 * 64 : (K + 3) / 4 * 64 + 128;
 }
 INLINE int64_t panels_of(int64_t N) { return (N + LANES - 1) / LANES; }
 
@@ -182,11 +183,11 @@ INLINE float factor_of(const Product& a, int64_t m) {
     return a.op.k.data[a.op.groups == 1 ? m * a.op.k.stride : m / a.op.groups * a.op.k.stride + m % a.op.groups];
 }
 
-INLINE Lanes as_float(const int32_t* sum) {
+INLINE Lanes as_float(const void* sum) {
     Lanes x;
     EACH {
         ivec whole;
-        __builtin_memcpy(&whole, sum + i * W, sizeof whole);
+        __builtin_memcpy(&whole, static_cast<const char*>(sum) + i * sizeof whole, sizeof whole);
         x.part[i] = __builtin_convertvector(whole, vec);
     }
     return x;
@@ -219,11 +220,11 @@ void byte_tile(const Product& a, int64_t m, const int64_t* which) {
         float *out = a.out.row(m + r), *plus = a.plus.data ? a.plus.row(m + r) : nullptr, factor = factor_of(a, m + r);
         for (int p = 0; p < P; ++p) {
             int64_t n = which[p] * LANES, left = lanes(n, a.N);
-            int32_t exact[16], less[16] = {};
-            __builtin_memcpy(exact, sum[r][p], sizeof exact);
-            if (sizeof(Whole) == 64) __builtin_memcpy(less, a.op.sums + n, 64);
-            for (int i = 0; i < 16; ++i) exact[i] -= less[i];
-            Lanes y = as_float(exact) * load16(a.op.scales + n) * all(factor);
+            const char* behind = panel[p] + fours * 64;
+            Whole less[SPLIT];
+            __builtin_memcpy(less, behind + 64, 64);
+            for (int s = 0; s < SPLIT; ++s) less[s] = sum[r][p][s] - (SPLIT == 1 ? less[s] : Whole{});
+            Lanes y = as_float(less) * load16(reinterpret_cast<const float*>(behind)) * all(factor);
             finish(out + n, y, a.op.bias ? a.op.bias + n : nullptr, plus ? plus + n : nullptr, left);
         }
     }

@@ -275,7 +275,7 @@ struct Pages {
     const int32_t* table;
     int64_t head;
     INLINE float* page(int64_t position) const {
-        return a.pages + table[position / PAGE_TOKENS] * a.page_size + op.paged;
+        return a.pages + table[position / PAGE_TOKENS % a.most_pages] * a.page_size + op.paged;
     }
     INLINE float* keys(int64_t position) const { return page(position) + head * op.key_dim * PAGE_TOKENS; }
     INLINE float* values(int64_t position) const {

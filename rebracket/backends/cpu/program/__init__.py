@@ -219,6 +219,7 @@ class Program:
             page_count=slots.pages.count,
             page_size=compiled.page_size if paged else 0,
             most_pages=slots.pages.tables.shape[1],
+            window=slots.window or 0,
             tables=slots.pages.tables.ctypes.data,
             records=self.records.data_ptr(),
             record_size=compiled.record_size,

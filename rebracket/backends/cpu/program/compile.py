@@ -199,7 +199,9 @@ def joined(products: Sequence[Product], out: Value) -> Product:
 def renamed(operation: Operation, moved: dict[int, Value]) -> Operation:
     """An operation whose values lie where their buffers were moved to."""
     changes = {
-        field.name: at_new_place(x, moved) for field in fields(operation) if isinstance(x := vars(operation)[field.name], Value)
+        field.name: at_new_place(x, moved)
+        for field in fields(operation)
+        if isinstance(x := vars(operation)[field.name], Value)
     }
     return replace(operation, **changes)
 
@@ -358,7 +360,7 @@ class Compiler:
 
     @emit.register
     def _(self, op: ByteProduct, to: layout.Operation) -> None:
-        if not all(bool(x.isfinite().all()) for x in (op.product.weight,)):
+        if not bool(op.product.weight.isfinite().all()):
             raise ValueError("weights must be finite to be rounded to int8, some are NaN or infinite")
         self.emit_product(op.product, layout.BYTE, to)
         bytes_of_row = self.span(op.x)
@@ -368,13 +370,11 @@ class Compiler:
         to.format, to.groups = form, op.groups
         to.v, to.bias = self.span(op.plus), self.keep(op.bias)
         (N, K), weight = op.weight.shape, number(op.weight)
-        each = {layout.WHOLE: K * 64, layout.HALF: padded(K, 2) * 32, layout.BYTE: padded(K, 4) * 16}[form]
+        each = {layout.WHOLE: K * 64, layout.HALF: padded(K, 2) * 32, layout.BYTE: padded(K, 4) * 16 + 128}[form]
         room = self.memory.take(padded(N) // ProgramCall.LANES * each)
-        scales, sums = (self.memory.take(4 * padded(N)) for _ in range(2)) if form == layout.BYTE else (None, None)
-        pointers = [None if x is None else x.data_ptr() for x in (weight, room, scales, sums)]
-        packing = layout.Packing(*pointers, N, K, form)
+        to.weight = room.data_ptr()
+        packing = layout.Packing(weight.data_ptr(), to.weight, N, K, form)
         library.kernel("program_pack", layout.Packing)(ctypes.byref(packing))
-        _, to.weight, to.scales, to.sums = pointers
         self.memory.digest.update(room.numpy())
 
     @emit.register

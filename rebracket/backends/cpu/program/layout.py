@@ -21,7 +21,7 @@ class Operation(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("kind", "function", "format", "flag")),
         *((name, Span) for name in ("out", "x", "k", "v", "r", "beta", "decay")),
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scales", "sums", "index")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "index")),
         *((name, ctypes.c_int64) for name in ("groups", "query_heads", "key_heads", "heads", "key_dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("per_token", "width", "weight_step", "held", "key_sum", "paged")),
         ("record", ctypes.c_int64),
@@ -62,7 +62,7 @@ class ProgramCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("tokens", "positions", "wanted", "chosen", "owner", "slots")),
         *((name, ctypes.c_int64) for name in ("slot_count", "slot_stride")),
         *((name, ctypes.c_void_p) for name in ("seen", "pages")),
-        *((name, ctypes.c_int64) for name in ("page_count", "page_size", "most_pages")),
+        *((name, ctypes.c_int64) for name in ("page_count", "page_size", "most_pages", "window")),
         *((name, ctypes.c_void_p) for name in ("tables", "records")),
         ("record_size", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
@@ -75,7 +75,7 @@ class Packing(ctypes.Structure):
     """Weights [N,K] to be packed."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("from", "to", "scales", "sums")),
+        *((name, ctypes.c_void_p) for name in ("from", "to")),
         *((name, ctypes.c_int64) for name in ("N", "K")),
         ("format", ctypes.c_int32),
     )

@@ -17,6 +17,7 @@ from rebracket.ops.program import Graph, Held, Paged
 
 CLOSED = -1
 PAGE = ProgramCall.PAGE_TOKENS
+MORE = "close slots or snapshots, or prepare the program with more pages"
 
 
 @final
@@ -36,33 +37,48 @@ class Pages:
         self.free = list(range(count))[::-1]
         self.uses: Counter[int] = Counter()
 
-    def reserve(self, ranges: Sequence[tuple[int, int, int]]) -> None:
-        """Gives every (slot, begin, end) pages of its own for these tokens, or raises and changes nothing."""
+    def reserve(self, ranges: Sequence[tuple[int, int, int, int]]) -> None:
+        """Gives each (slot, first token still read, first new token, end) pages of its own for the new tokens, or raises.
+
+        Pages whose tokens are no longer read are given back.
+        """
+        for slot, first, _, end in ranges:
+            self.keep(slot, range(first // PAGE, -(-end // PAGE)))
         wanted = [
             (slot, page)
-            for slot, begin, end in ranges
+            for slot, _, begin, end in ranges
             for page in range(begin // PAGE, -(-end // PAGE))
             if self.must_be_taken(slot, page)
         ]
-        if any(page >= self.count for _, page in wanted) or len(wanted) > len(self.free):
+        if len(wanted) > len(self.free):
             raise ValueError(
-                f"pages are used up: {len(wanted)} are needed and {len(self.free)} of {self.count} are free; close "
-                "slots or snapshots, or prepare the program with more pages"
+                f"pages are used up: {len(wanted)} are needed and {len(self.free)} of {self.count} are free; {MORE}"
             )
         for slot, page in wanted:
             self.take(slot, page)
 
+    def keep(self, slot: int, pages: range) -> None:
+        """Gives back what a slot holds outside of these pages."""
+        if len(pages) > self.count:
+            raise ValueError(f"pages are used up: one text needs {len(pages)} and there are {self.count}; {MORE}")
+        outside = np.ones(self.count, np.bool_)
+        outside[[page % self.count for page in pages]] = False
+        self.release(self.tables[slot, outside].tolist())
+        self.tables[slot, outside] = CLOSED
+
     def must_be_taken(self, slot: int, page: int) -> bool:
         """Whether a page is not there, or is another's too."""
-        return page >= self.count or (held := int(self.tables[slot, page])) < 0 or self.uses[held] > 1
+        held = int(self.tables[slot, page % self.count])
+        return held < 0 or self.uses[held] > 1
 
     def take(self, slot: int, page: int) -> None:
         """A page of a slot's own in that place, with what the shared one there held."""
-        shared, mine = int(self.tables[slot, page]), self.free.pop()
+        place = page % self.count
+        shared, mine = int(self.tables[slot, place]), self.free.pop()
         if shared >= 0:
             self.pool[mine] = self.pool[shared]
             self.release([shared])
-        self.tables[slot, page], self.uses[mine] = mine, 1
+        self.tables[slot, place], self.uses[mine] = mine, 1
 
     def share(self, slot: int) -> np.ndarray:
         """The pages of a slot, counted once more."""
@@ -74,11 +90,6 @@ class Pages:
         """Gives a slot pages that were counted for it."""
         self.release(self.tables[slot].tolist())
         self.tables[slot] = table
-
-    def drop(self, slot: int, before: int) -> None:
-        """Takes from a slot the pages whose tokens all stand before a position."""
-        self.release(self.tables[slot, : before // PAGE].tolist())
-        self.tables[slot, : before // PAGE] = CLOSED
 
     def release(self, pages: Iterable[int]) -> None:
         """Counts pages once less; those that nothing refers to are free again."""
@@ -184,11 +195,12 @@ class Slots:
         self.pages.put(slot, snapshot.table)
 
     def reserve(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Pages for the next tokens of slots, (slot, how many) each; those behind a window are dropped before."""
-        for slot, _ in ranges:
-            if self.window is not None:
-                self.pages.drop(slot, max(0, int(self.seen[slot]) - self.window + 1))
-        self.pages.reserve([(slot, int(self.seen[slot]), int(self.seen[slot]) + count) for slot, count in ranges])
+        """Pages for the next tokens of slots, (slot, how many) each; those behind a window are given back."""
+        spans = []
+        for slot, count in ranges:
+            seen = int(self.seen[slot])
+            spans.append((slot, 0 if self.window is None else max(0, seen - self.window + 1), seen, seen + count))
+        self.pages.reserve(spans)
 
     def read(self, slot: int) -> dict[str, Tensor]:
         """What a slot holds as tensors of one row, by their names in a `ModelCache`."""
@@ -196,15 +208,17 @@ class Slots:
         found = {x.name: numbers[x.offset : x.offset + x.size].view(1, *x.shape).clone() for x in self.graph.held}
         for layer in self.graph.paged:
             first = 0 if layer.window is None else max(0, position - layer.window + 1)
-            keys, values = (x[:, first % PAGE :][:, : position - first] for x in self.of_pages(slot, layer, first, position))
+            keys, values = (
+                x[:, first % PAGE :][:, : position - first] for x in self.of_pages(slot, layer, first, position)
+            )
             found |= {f"{layer.prefix}keys": keys[:, :].clone(), f"{layer.prefix}values": values.clone()}
             found[f"{layer.prefix}seen"] = torch.tensor([position])
         return found
 
     def of_pages(self, slot: int, layer: Paged, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys [1,L,H,K] and values [1,L,H,V] of the whole pages that hold these positions."""
-        table = self.pages.tables[slot, begin // PAGE : -(-end // PAGE)]
-        pages = self.pages.pool[torch.from_numpy(table.astype(np.int64))]
+        places = [page % self.pages.count for page in range(begin // PAGE, -(-end // PAGE))]
+        pages = self.pages.pool[torch.from_numpy(self.pages.tables[slot, places].astype(np.int64))]
         keys, values = (part.clone() for part in self.parts(pages, layer))
         return keys.permute(0, 3, 1, 2).flatten(0, 1)[None], values.permute(0, 2, 1, 3).flatten(0, 1)[None]
 
@@ -226,7 +240,7 @@ class Slots:
         if kept:
             first = min(position - keys.shape[1] for _, keys, _ in kept)
             self.pages.put(slot, np.full_like(self.pages.tables[slot], CLOSED))
-            self.pages.reserve([(slot, first, position)])
+            self.pages.reserve([(slot, first, first, position)])
         for x, tensor in held:
             self.put_numbers(slot, x, tensor)
         for layer, keys, values in kept:
@@ -249,7 +263,7 @@ class Slots:
 
     def put_keys(self, slot: int, layer: Paged, keys: Tensor, values: Tensor, position: int) -> None:
         for t, (key, value) in enumerate(zip(keys[0], values[0], strict=True), position - keys.shape[1]):
-            page = int(self.pages.tables[slot, t // PAGE])
+            page = int(self.pages.tables[slot, t // PAGE % self.pages.count])
             to_keys, to_values = self.parts(self.pages.pool[page : page + 1], layer)
             to_keys[0, :, :, t % PAGE], to_values[0, :, t % PAGE] = key, value
 
