@@ -18,6 +18,7 @@ from rebracket.nn.mlp import GatedMLP
 from rebracket.nn.norms import RMSNorm
 from rebracket.nn.projections import STREAM_GAIN, Projection, draw
 from rebracket.ops.checks import Mode
+from rebracket.ops.program import Builder, Graph, Value
 
 
 @final
@@ -63,6 +64,13 @@ class Block(nn.Module):
         y, after = self.mixer(self.mixer_norm(x), cache=cache, cu_seqlens=cu_seqlens, mode=mode, inplace=inplace)
         x = x + y
         return (x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))), after
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of one token."""
+        x = self.mixer.lower(build, self.mixer_norm.lower(build, x), x)
+        if self.mlp is None or self.mlp_norm is None:
+            return x
+        return self.mlp.lower(build, self.mlp_norm.lower(build, x), x)
 
     def reset_parameters(self) -> None:
         """Draws every weight again, in the order of use."""
@@ -213,6 +221,30 @@ class LanguageModel(nn.Module):
         if found != wanted:
             raise ValueError(f"cache must have {wanted} layers, got {found}: is it another model's?")
         return cache.layers
+
+    @torch.no_grad()
+    def lower(self) -> Graph:
+        """The model as a list of operations over rows, which holds its weights.
+
+        Raises:
+            NotLoweredError: If a part has no `lower`.
+
+        Example:
+            >>> config = Config.from_dict({
+            ...     "vocab_size": 7, "d_model": 8, "context": 6, "layers": [{"mixer": "gla", "heads": 2}]})
+            >>> [held.name for held in LanguageModel(config).lower().held]
+            ['0.state.memory']
+        """
+        build = Builder()
+        x = build.embed(self.embed.weight)
+        for index, block in enumerate(self.each_block()):
+            with build.layer(index):
+                x = block.lower(build, x)
+        body = tuple(build.operations)
+        x = self.norm.lower(build, x)
+        logits = build.product(x, self.embed.weight) if self.head is None else self.head.lower(build, x)
+        head = tuple(build.operations[len(body) :])
+        return Graph(body, head, logits, tuple(build.widths), tuple(build.held), tuple(build.paged))
 
     def each_block(self) -> list[Block]:
         """The blocks, first layer first."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rebracket.ops.precision import at_least_float32, without_autocast
+from rebracket.ops.program import Builder, Value
 
 STREAM_GAIN = 0.5
 """Root mean square of the residual stream at first, times sqrt(d_model): of logits at its transpose, tied or not."""
@@ -50,6 +51,10 @@ class Projection(nn.Linear):
         """Draws W from N(0, gain^2 / dim_in)."""
         draw(self.weight, self.gain)
 
+    def lower(self, build: Builder, x: Value, plus: Value | None = None) -> Value:
+        """The operations of `forward`, and of a sum with `plus`."""
+        return build.product(x, self.weight, plus=plus)
+
 
 @final
 class GateProjection(nn.Linear):
@@ -81,6 +86,10 @@ class GateProjection(nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of `forward`, with weights that no format rounds."""
+        return build.product(x, self.weight, self.bias, exact=True)
+
 
 @final
 class LowRankProjection(nn.Module):
@@ -110,3 +119,7 @@ class LowRankProjection(nn.Module):
         """Draws both factors again, each by its own inputs: W1 from N(0, 1 / dim_in), W2 from N(0, 1 / rank), b = 0."""
         self.down.reset_parameters()
         self.up.reset_parameters()
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of `forward`."""
+        return self.up.lower(build, self.down.lower(build, x))

@@ -14,6 +14,7 @@ from rebracket.nn.positions import positions
 from rebracket.nn.projections import Projection, residual_gain
 from rebracket.nn.rotary import Rotary
 from rebracket.ops.checks import Mode, check_mode
+from rebracket.ops.program import Attend, Builder, Value
 from rebracket.ops.softmax import KeyValues, softmax_attention
 
 
@@ -79,6 +80,15 @@ class SoftmaxAttention(Mixer):
         q, k, v = qkv.split(self.widths, -1)
         K, V = self.size.key_dim, self.size.value_dim
         return q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (-1, V))
+
+    def lower(self, build: Builder, x: Value, plus: Value) -> Value:
+        size = self.size
+        q, k, v = self.project.lower(build, x).split(*self.widths)
+        q, k = self.rotary.lower(build, q, size.heads), self.rotary.lower(build, k, size.key_heads)
+        out = build.buffer(size.heads * size.value_dim)
+        pages = build.pages(size.key_heads, size.key_dim, size.value_dim, self.window)
+        build.add(Attend(q, k, v, out, size.heads, size.key_dim**-0.5, pages))
+        return self.out.lower(build, out, plus)
 
     def empty_cache(
         self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
