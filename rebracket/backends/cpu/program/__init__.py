@@ -179,7 +179,8 @@ class Program:
         Cost: the weights are copied once.
         """
         one_of("weights", weights, ("float32", "bfloat16", "int8"))
-        whole("slots", slots), whole("rows", rows), whole("drafts", drafts, 0)
+        for name, value, least in (("slots", slots, 1), ("rows", rows, 1), ("drafts", drafts, 0)):
+            whole(name, value, least)
         whole("pages", pages, 1 if graph.paged else 0)
         threads = torch.get_num_threads() if threads is None else threads
         whole("threads", threads, 1, ProgramCall.MOST_THREADS)
@@ -334,7 +335,7 @@ class Program:
         return self.slots.position(slot)
 
     def read(self, slot: int) -> dict[str, Tensor]:
-        """What a slot holds as tensors of one row, by their names in a `ModelCache`; without "seen" of linear layers."""
+        """What a slot holds as tensors of one row, by their names in a `ModelCache`; `position` is not among them."""
         return self.slots.read(slot)
 
     def write(self, slot: int, tensors: Mapping[str, Tensor], position: int) -> None:

@@ -38,7 +38,7 @@ class Pages:
         self.uses: Counter[int] = Counter()
 
     def reserve(self, ranges: Sequence[tuple[int, int, int, int]]) -> None:
-        """Gives each (slot, first token still read, first new token, end) pages of its own for the new tokens, or raises.
+        """Gives each (slot, first token still read, first new one, end) pages of its own for the new tokens, or raises.
 
         Pages whose tokens are no longer read are given back.
         """
