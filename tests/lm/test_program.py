@@ -91,10 +91,10 @@ def test_drafts_change_no_token_and_no_bit(name: str, sampler: Sampler, drafts: 
 
 @every_sampler
 def test_drafts_stop_where_a_text_stops(sampler: Sampler):
-    """A stop string, the end of a document and the most tokens, each in the middle of drafts that would be right."""
+    """A stop string and the most tokens, in the middle of drafts that would be right."""
     model = writer("gated", torch.float32)
     free = "".join(text_of(begun(model, [PROMPTS[3]], Settings(sampler, endless=True)), 80))
-    settings = Settings(sampler, stop=(free[40:42],))
+    settings = Settings(sampler, stop=(free[40:42],), endless=True)
     plain, drafted = (begun(model, [PROMPTS[3]], settings, Running(drafts=drafts)) for drafts in (0, 5))
     for count in (3, 4, 80):
         assert text_of(drafted, count) == text_of(plain, count)
