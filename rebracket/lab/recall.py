@@ -256,7 +256,10 @@ class Recall(Experiment):
     def verdict(self, results: Sequence[Result]) -> Verdict:
         found = {label(r.cell): r for r in best(results)}
         linear = [r for r in found.values() if r.cell["mixer"] != SOFTMAX]
-        nbytes, counts = ([float(r[x]) for r in linear] for x in ("state bytes", "parameters"))
+        nbytes = [float(r["state bytes"]) for r in linear]
+        counts = {
+            gate: [float(r["parameters"]) for r in select(linear, "gate", gate)] for gate in values_of(linear, "gate")
+        }
         ranked = sorted(found.items(), key=lambda pair: -pair[1]["accuracy"])
         told = "; ".join(f"{name} {r['accuracy']:.3f} at {r.cell['rate']:g}" for name, r in ranked)
         return Verdict.of(
@@ -266,7 +269,12 @@ class Recall(Experiment):
                 if x.more in found and x.less in found
             ),
             Check("state of linear mixers, most over least", max(nbytes) / min(nbytes), high=1, source="by design"),
-            Check("their parameters, most over least", max(counts) / min(counts), high=1.3, source="a gate has 4,096"),
+            Check.every(
+                "parameters of those with the same gate, most over least",
+                [max(x) / min(x) for x in counts.values()],
+                high=1.25,
+                source="counted: 1.22, narrow maps against low-rank decays; a gate adds 8,192",
+            ),
             note=f"Mean accuracy at the best rate: {told}.",
         )
 
