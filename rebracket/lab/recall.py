@@ -83,8 +83,8 @@ RULES: Mapping[str, Rule] = {
 }
 """`addition` is DeltaNet with addition for its delta rule; `elu1` is the linear transformer's map."""
 TITLES = {
-    "distinct": "Keys that come once: addition is not behind",
-    "rewritten": "Keys that come again: the delta rule leads",
+    "distinct": "Keys that come once:\naddition is not behind",
+    "rewritten": "Keys that come again:\nthe delta rule leads",
 }
 LEARNED_DECAYS = ("gated_deltanet", "kda", "gla", "mamba2")
 
@@ -281,10 +281,15 @@ class Recall(Experiment):
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
         chosen = best(results)
         kinds = values_of(chosen, "keys")
-        figure.set_size_inches(10, 1.6 + 0.22 * max(len(select(chosen, "keys", kind)) for kind in kinds))
+        figure.set_size_inches(10, 1.6 + 0.4 * max(len(select(chosen, "keys", kind)) for kind in kinds))
         for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
             mine = sorted(select(chosen, "keys", kind), key=lambda r: -r["accuracy"])
-            draw_bars(axes, [label(r.cell) for r in mine], [r["accuracy"] for r in mine], color="tab:blue")
+            draw_bars(
+                axes,
+                [label(r.cell).removesuffix(f", {REWRITTEN}").replace(", ", ",\n") for r in mine],
+                [r["accuracy"] for r in mine],
+                color="tab:blue",
+            )
             axes.set(xlim=(0, 1.02), xlabel="accuracy, mean of all test slices", title=TITLES[kind])
 
 
