@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from rebracket.base.checks import whole
 from rebracket.ops.precision import at_least_float32, without_autocast
+from rebracket.ops.program import Builder, Value, not_lowered
 
 
 class FeatureMap(nn.Module, ABC):
@@ -50,7 +52,10 @@ class FeatureMap(nn.Module, ABC):
         return self.in_float32(self.features, x)
 
     def queries(self, x: Tensor) -> Tensor:
-        """The features of queries: phi(x), up to a positive factor per query that a normalizer divides out."""
+        """The features of queries: phi(x), up to a positive factor per query that a normalizer divides out.
+
+        As a method it is not between the map's own hooks, which see keys; those of modules inside the map see both.
+        """
         return self.in_float32(self.query_features, x)
 
     def reset_parameters(self) -> None:
@@ -64,6 +69,16 @@ class FeatureMap(nn.Module, ABC):
     def query_features(self, x: Tensor) -> Tensor:
         return self.features(x)
 
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        """The operations of `forward` on each of `heads` vectors x [heads dim_in], to [heads dim_out]."""
+        not_lowered(self)
+
+    def lower_queries(self, build: Builder, x: Value, heads: int) -> Value:
+        """Those of `queries`."""
+        if type(self).query_features is not FeatureMap.query_features:
+            not_lowered(self, "it has query features and no `lower_queries`")
+        return self.lower(build, x, heads)
+
     def in_float32(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """function(x), computed in at least float32 and returned in the dtype of x."""
         if x.ndim == 0 or x.shape[-1] != self.dim_in:
@@ -73,3 +88,10 @@ class FeatureMap(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"{self.dim_in} -> {self.dim_out}"
+
+
+def both_signs(build: Builder, x: Value, heads: int) -> Value:
+    """The operations of [x, -x] for each of `heads` vectors."""
+    width = x.width // heads
+    index = torch.arange(width).repeat(2)
+    return build.select_each(x, heads, index, torch.ones(2 * width).index_fill(0, torch.arange(width, 2 * width), -1.0))

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rebracket.base.checks import whole
-from rebracket.features.base import FeatureMap
+from rebracket.features.base import FeatureMap, both_signs
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -42,3 +43,11 @@ class Dpfp(FeatureMap):
     def features(self, x: Tensor) -> Tensor:
         r = F.relu(torch.cat([x, -x], -1))
         return torch.cat([r * r.roll(-j, -1) for j in range(1, self.nu + 1)], -1)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        r = build.apply("relu", both_signs(build, x, heads))
+        place = torch.arange(2 * self.dim_in)
+        turned = torch.cat([place.roll(-j) for j in range(1, self.nu + 1)])
+        return build.pair(
+            "multiply", build.select_each(r, heads, place.repeat(self.nu)), build.select_each(r, heads, turned)
+        )

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -31,3 +32,6 @@ class Elu1(FeatureMap):
     def features(self, x: Tensor) -> Tensor:
         # Not elu(x) + 1: adding 1 to nearly -1 rounds the features of large negative x away.
         return x.clamp(max=0).exp() + F.relu(x)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        return build.apply("elu1", x)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rebracket.base.checks import number
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -37,3 +38,6 @@ class Exp(FeatureMap):
 
     def features(self, x: Tensor) -> Tensor:
         return (self.temperature * x).exp()
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        return build.apply("exp", x, before=self.temperature)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rebracket.base.checks import whole
-from rebracket.features.base import FeatureMap
+from rebracket.features.base import FeatureMap, both_signs
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -71,6 +72,20 @@ class Favor(FeatureMap):
     def features(self, x: Tensor) -> Tensor:
         y = x * self.dim_in**-0.25
         return self.dim_out**-0.5 * (self.project(y) - y.square().sum(-1, keepdim=True) / 2).exp()
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        half_square = build.apply("square", x, before=(2 * self.dim_in**0.5) ** -0.5)
+        exponents = build.pair("subtract", self.lower_exponents(build, x, heads), build.sum(half_square, heads))
+        return build.apply("exp", exponents, after=self.dim_out**-0.5)
+
+    def lower_queries(self, build: Builder, x: Value, heads: int) -> Value:
+        if not self.stabilized:
+            return self.lower(build, x, heads)
+        return build.exponentials(self.lower_exponents(build, x, heads), heads, divided=False)
+
+    def lower_exponents(self, build: Builder, x: Value, heads: int) -> Value:
+        projected = build.product(x, self.omega * self.dim_in**-0.25, groups=heads, exact=True)
+        return both_signs(build, projected, heads) if self.hyperbolic else projected
 
     def query_features(self, x: Tensor) -> Tensor:
         if not self.stabilized:

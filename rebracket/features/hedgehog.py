@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rebracket.base.checks import one_of, whole
-from rebracket.features.base import FeatureMap
+from rebracket.features.base import FeatureMap, both_signs
+from rebracket.ops.program import Builder, Value
 
 Activation = Literal["softmax", "exp"]
 
@@ -54,3 +55,9 @@ class Hedgehog(FeatureMap):
         y = F.linear(x, self.weight.to(x.dtype))
         both = torch.cat([y, -y], -1)
         return both.softmax(-1) if self.activation == "softmax" else both.exp()
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        both = both_signs(build, build.product(x, self.weight, groups=heads, exact=True), heads)
+        if self.activation == "exp":
+            return build.apply("exp", both)
+        return build.exponentials(both, heads, divided=True)

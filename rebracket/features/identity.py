@@ -5,6 +5,7 @@ from typing import final
 from torch import Tensor
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -28,4 +29,7 @@ class Identity(FeatureMap):
         super().__init__(dim, dim, positive=False)
 
     def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
         return x

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rebracket.base.checks import whole
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -67,3 +68,13 @@ class Rff(FeatureMap):
         angles = y @ self.omega.to(y.dtype).T
         length = (y.square().sum(-1, keepdim=True) / 2).exp() * self.omega.shape[0] ** -0.5
         return length * torch.cat([angles.cos(), angles.sin()], -1)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        samples = self.omega.shape[0]
+        half_square = build.apply("square", x, before=(2 * self.dim_in**0.5) ** -0.5)
+        length = build.apply("exp", build.sum(half_square, heads), after=samples**-0.5)
+        angles = build.product(x, self.omega * self.dim_in**-0.25, groups=heads, exact=True)
+        waves = build.together(build.apply("cos", angles), build.apply("sin", angles))
+        # From [cos of all heads, sin of all heads] to both of each head.
+        order = torch.arange(waves.width).view(2, heads, samples).transpose(0, 1).flatten()
+        return build.pair("multiply", build.select(waves, order), length)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -32,3 +33,6 @@ class Silu(FeatureMap):
 
     def features(self, x: Tensor) -> Tensor:
         return F.silu(x)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        return build.apply("silu", x)

@@ -5,6 +5,7 @@ from typing import final
 from torch import Tensor
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -31,3 +32,6 @@ class Softmax(FeatureMap):
 
     def features(self, x: Tensor) -> Tensor:
         return x.softmax(-1)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        return build.exponentials(x, heads, divided=True)

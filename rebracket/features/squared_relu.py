@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -30,3 +31,6 @@ class SquaredRelu(FeatureMap):
 
     def features(self, x: Tensor) -> Tensor:
         return F.relu(x).square()
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        return build.apply("square", build.apply("relu", x))

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from rebracket.base.checks import whole
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -38,3 +39,7 @@ class T2R(FeatureMap):
 
     def features(self, x: Tensor) -> Tensor:
         return F.relu(F.linear(x, self.projection.weight.to(x.dtype), self.projection.bias.to(x.dtype)))
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        weight, bias = self.projection.weight, self.projection.bias
+        return build.apply("relu", build.product(x, weight, bias, groups=heads, exact=True))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rebracket.features.base import FeatureMap
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -40,3 +41,16 @@ class Taylor2(FeatureMap):
         # Pairs by their distance: slicing is several times faster than indexing all pairs, forward and backward.
         pairs = [y[..., :-distance] * y[..., distance:] for distance in range(1, self.dim_in)]
         return torch.cat([torch.ones_like(y[..., :1]), y, squares, *pairs], -1)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        d = self.dim_in
+        one = build.apply("exp", x.part(0, 1), before=0.0)
+        y = build.together(one, x)  # the 1 at place 0, entry i of head h at place 1 + h d + i
+        pairs = [(i, i + distance) for distance in range(1, d) for i in range(d - distance)]
+        first = torch.tensor([-1, *range(d), *range(d), *(i for i, _ in pairs)])
+        second = torch.tensor([-1] * (d + 1) + [*range(d), *(j for _, j in pairs)])
+        factors = [1.0] + [d**-0.25] * d + [(2 * d) ** -0.5] * d + [d**-0.5] * len(pairs)
+        a, b = (torch.where(i < 0, 0, 1 + i + d * torch.arange(heads)[:, None]).flatten() for i in (first, second))
+        return build.pair(
+            "multiply", build.select(y, a, torch.tensor(factors * heads, dtype=torch.float64)), build.select(y, b)
+        )

@@ -16,8 +16,9 @@ from rebracket.nn.cache import LayerCache
 from rebracket.nn.mixer import Mixer
 from rebracket.nn.mlp import GatedMLP
 from rebracket.nn.norms import RMSNorm
-from rebracket.nn.projections import Projection, draw
+from rebracket.nn.projections import STREAM_GAIN, Projection, draw
 from rebracket.ops.checks import Mode
+from rebracket.ops.program import Builder, Graph, Value
 
 
 @final
@@ -64,6 +65,13 @@ class Block(nn.Module):
         x = x + y
         return (x if self.mlp is None or self.mlp_norm is None else x + self.mlp(self.mlp_norm(x))), after
 
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of one token."""
+        x = self.mixer.lower(build, self.mixer_norm.lower(build, x), x)
+        if self.mlp is None or self.mlp_norm is None:
+            return x
+        return self.mlp.lower(build, self.mlp_norm.lower(build, x), x)
+
     def reset_parameters(self) -> None:
         """Draws every weight again, in the order of use."""
         for part in (self.mixer_norm, self.mixer, self.mlp_norm, self.mlp):
@@ -105,7 +113,7 @@ class LanguageModel(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.blocks = nn.ModuleList(Block(config.mixer(index), config.mlp_dim) for index in range(len(config.layers)))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.head = None if config.tie_embeddings else Projection(config.d_model, config.vocab_size)
+        self.head = None if config.tie_embeddings else Projection(config.d_model, config.vocab_size, STREAM_GAIN)
         self.init_weights(seed)
 
     def forward(
@@ -150,7 +158,10 @@ class LanguageModel(nn.Module):
         cu_seqlens: Tensor | None = None,
         mode: Mode = "auto",
     ) -> tuple[Tensor, ModelCache]:
-        """As `forward`, with x [B,T,d_model] in place of the logits: `logits(x[:, -1])` gives the last ones only."""
+        """As `forward`, with x [B,T,d_model] in place of the logits: `logits(x[:, -1])` gives the last ones only.
+
+        As methods, this and `logits` are not between the model's own hooks; those of all modules inside run.
+        """
         refuse_tokens(tokens, "B,T")
         x = self.embed(tokens)
         after, blocks = [], self.each_block()
@@ -211,6 +222,30 @@ class LanguageModel(nn.Module):
             raise ValueError(f"cache must have {wanted} layers, got {found}: is it another model's?")
         return cache.layers
 
+    @torch.no_grad()
+    def lower(self) -> Graph:
+        """The model as a list of operations over rows, which holds its weights.
+
+        Raises:
+            NotLoweredError: If a part has no `lower`.
+
+        Example:
+            >>> config = Config.from_dict({
+            ...     "vocab_size": 7, "d_model": 8, "context": 6, "layers": [{"mixer": "gla", "heads": 2}]})
+            >>> [held.name for held in LanguageModel(config).lower().held]
+            ['0.state.memory']
+        """
+        build = Builder()
+        x = build.embed(self.embed.weight)
+        for index, block in enumerate(self.each_block()):
+            with build.layer(index):
+                x = block.lower(build, x)
+        body = tuple(build.operations)
+        x = self.norm.lower(build, x)
+        logits = build.product(x, self.embed.weight) if self.head is None else self.head.lower(build, x)
+        head = tuple(build.operations[len(body) :])
+        return Graph(body, head, logits, tuple(build.widths), tuple(build.held), tuple(build.paged))
+
     def each_block(self) -> list[Block]:
         """The blocks, first layer first."""
         return cast("list[Block]", list(self.blocks))
@@ -231,7 +266,7 @@ class LanguageModel(nn.Module):
         forked = [] if device.type in ("cpu", "meta") else [device]
         with torch.random.fork_rng(forked, device_type=device.type if forked else "cuda"):
             torch.manual_seed(seed)
-            draw(self.embed.weight)
+            draw(self.embed.weight, STREAM_GAIN)
             for block in self.each_block():
                 block.reset_parameters()
             self.norm.reset_parameters()

@@ -19,13 +19,14 @@ from rebracket.nn.decays.base import Decay
 from rebracket.nn.mixer import Mixer, MixerSize, rows_of
 from rebracket.nn.norms import OutputNorm
 from rebracket.nn.positions import advance, positions
-from rebracket.nn.projections import LowRankProjection, Projection, residual_std
+from rebracket.nn.projections import LowRankProjection, Projection, residual_gain
 from rebracket.nn.rotary import Rotary
 from rebracket.nn.skip import ValueSkip
 from rebracket.nn.writes.additive import AdditiveWrite
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
 from rebracket.ops.attention import linear_attention
 from rebracket.ops.checks import Mode
+from rebracket.ops.program import Builder, Recur, Value
 from rebracket.ops.state import State
 from rebracket.ops.stepper import Stepper
 
@@ -58,7 +59,7 @@ class LinearAttention(Mixer):
         decay: from x to log a, or None for none.
         write: from x, keys, values and log a to what is written; additive by default.
         normalize: divide by the running sum of keys (additive writes, positive features).
-        scale: factor of what is read; the operator's own by default.
+        scale: factor of what is read, the operator's own by default; without effect with `normalize`.
         convolution: width of a short causal convolution over q, k and v in tokens, or None for none.
         silu: whether q, k and v go through SiLU before phi; by default exactly if there is a convolution.
         rotary: turns q and k by their position before phi, or None.
@@ -115,7 +116,7 @@ class LinearAttention(Mixer):
         if convolution is not None:
             width = whole("convolution", convolution)
             self.convolution = ShortConvolution(sum(self.widths), width, "silu" if self.silu else None)
-        self.out = Projection(v, size.d_model, residual_std(size.layers))
+        self.out = Projection(v, size.d_model, residual_gain(size.d_model, size.layers))
         self.stepper = Stepper(normalize=normalize, scale=scale)
 
     def sequence(
@@ -207,6 +208,61 @@ class LinearAttention(Mixer):
             return self.out(out.flatten(-2))
         gate = None if self.gate is None else self.gate(x).unflatten(-1, out.shape[-2:]).to(out.dtype)
         return self.out(self.norm(out, gate).flatten(-2))
+
+    def lower(self, build: Builder, x: Value, plus: Value) -> Value:
+        size, (q, k, v) = self.size, self.lower_projections(build, x)
+        q, k = self.lower_features(build, q, k)
+        log_decay = None if self.decay is None else self.decay.lower(build, x)
+        written = self.write.lower(build, x, LoweredWrite(k, v, size.key_heads, size.heads), log_decay)
+        out, K = build.buffer(size.heads * size.value_dim), q.width // size.key_heads
+        build.add(
+            Recur(
+                q,
+                written.k,
+                written.v,
+                written.r,
+                written.beta,
+                log_decay,
+                written.bonus,
+                out,
+                query_heads=size.key_heads,
+                key_heads=written.key_heads,
+                heads=size.heads,
+                per_token=self.write.entries,
+                scale=1.0 if self.normalize else K**-0.5 if self.scale is None else self.scale,
+                memory=build.hold("state.memory", size.heads, K, size.value_dim),
+                key_sum=build.hold("state.key_sum", size.heads, K) if self.normalize else None,
+            )
+        )
+        return self.lower_read(build, out, v, x, plus)
+
+    def lower_projections(self, build: Builder, x: Value) -> tuple[Value, ...]:
+        """The operations of q [Hq K], k [n Hq K] and v [n H V] before their features."""
+        qkv = self.project.lower(build, x)
+        if self.convolution is not None:
+            qkv = self.convolution.lower(build, qkv)
+        elif self.silu:
+            qkv = build.apply("silu", qkv)
+        return qkv.split(*self.widths)
+
+    def lower_features(self, build: Builder, q: Value, k: Value) -> tuple[Value, Value]:
+        """Those of `features_of`; k may hold no keys, or several for each head."""
+        heads, entries = self.size.key_heads, self.write.key_entries * self.size.key_heads
+        if self.rotary is not None:
+            q, k = self.rotary.lower(build, q, heads), self.rotary.lower(build, k, entries) if entries else k
+        q, k = self.feature.lower_queries(build, q, heads), self.feature.lower(build, k, entries) if entries else k
+        if self.cosine is not None:
+            q, k = self.cosine.lower(build, q, heads), self.cosine.lower(build, k, entries) if entries else k
+        return q if self.correction is None else self.correction.lower(build, q, k), k
+
+    def lower_read(self, build: Builder, out: Value, v: Value, x: Value, plus: Value) -> Value:
+        """Those of `read`, and of a sum with `plus`."""
+        if self.skip is not None:
+            out = self.skip.lower(build, out, v)
+        if self.norm is not None:
+            gate = None if self.gate is None else self.gate.lower(build, x)
+            out = self.norm.lower(build, out, gate, self.size.heads)
+        return self.out.lower(build, out, plus)
 
     @property
     def counts_tokens(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rebracket.base.checks import one_of, whole
 from rebracket.ops.call import Activation
 from rebracket.ops.convolution import short_convolution
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -73,6 +74,10 @@ class ShortConvolution(nn.Module):
             raise ValueError(f"x must be [B,D = {self.channels}], got {list(x.shape)}")
         y, tail = self(x.unsqueeze(1), tail)
         return y.squeeze(1), tail
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of one token, whose tail the slot holds."""
+        return build.convolve(x, self.weight, self.bias, silu=self.activation == "silu")
 
     def extra_repr(self) -> str:
         return f"{self.channels}, width={self.width}, activation={self.activation!r}, bias={self.bias is not None}"

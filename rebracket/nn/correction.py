@@ -5,6 +5,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from rebracket.ops.program import Builder, Value
+
 
 @final
 class QueryCorrection(nn.Module):
@@ -31,6 +33,11 @@ class QueryCorrection(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         """q and k [...,Hq,K], features already, to q'."""
         return q - self.d.to(q.dtype)[:, None] * k
+
+    def lower(self, build: Builder, q: Value, k: Value) -> Value:
+        """The operations of `forward`."""
+        weights = self.d.repeat_interleave(k.width // len(self.d))
+        return build.pair("subtract", q, build.pair("multiply", k, weights))
 
     def reset_parameters(self) -> None:
         """d = 1."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rebracket.base.checks import whole
 from rebracket.nn.positions import check_positions
 from rebracket.ops.precision import at_least_float32
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -68,6 +69,10 @@ class CosineWeights(nn.Module):
     def angles(self, positions: Tensor) -> Tensor:
         """From 0 at the start to a right angle at the horizon and beyond, in float64, for positions [...]."""
         return positions.to(torch.float64).clamp(max=self.horizon) * (math.pi / 2 / self.horizon)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        """The operations on each of `heads` vectors, at the position of their row."""
+        return build.cosine(x, heads, self.horizon)
 
     def reset_parameters(self) -> None:
         """Nothing: there is nothing to draw."""

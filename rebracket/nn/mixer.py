@@ -17,6 +17,7 @@ from rebracket.base.registry import options
 from rebracket.base.tensors import map_tensors
 from rebracket.nn.cache import LayerCache
 from rebracket.ops.checks import Mode
+from rebracket.ops.program import Builder, Value, not_lowered
 
 Part = TypeVar("Part")
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -183,6 +184,10 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Draws every weight again and recomputes every buffer, in place."""
+
+    def lower(self, build: Builder, x: Value, plus: Value) -> Value:
+        """The operations of one token x [d_model], and of a sum of y with `plus`."""
+        not_lowered(self)
 
     def check_shape(self, x: Tensor, axes: str) -> None:
         """Raises unless x has the axes that the letters name, the last of width d_model."""

@@ -5,7 +5,8 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.nn.projections import Projection, residual_std
+from rebracket.nn.projections import Projection, residual_gain
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -33,11 +34,17 @@ class GatedMLP(nn.Module):
     def __init__(self, d_model: int, dim: int, layers: int = 1) -> None:
         super().__init__()
         self.gate_up = Projection(d_model, 2 * dim)
-        self.down = Projection(dim, d_model, residual_std(layers))
+        self.down = Projection(dim, d_model, residual_gain(d_model, layers))
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
+
+    def lower(self, build: Builder, x: Value, plus: Value) -> Value:
+        """The operations of `forward`, and of a sum with `plus`."""
+        gate_up = self.gate_up.lower(build, x)
+        gate, up = gate_up.split(gate_up.width // 2, gate_up.width // 2)
+        return self.down.lower(build, build.pair("multiply", build.apply("silu", gate), up), plus)
 
     def reset_parameters(self) -> None:
         """Draws the weights again."""

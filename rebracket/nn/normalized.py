@@ -5,7 +5,8 @@ from typing import final
 from torch import Tensor
 
 from rebracket.features.base import FeatureMap
-from rebracket.nn.norms import l2_normalize
+from rebracket.nn.norms import UNIT_EPS, l2_normalize
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -42,6 +43,12 @@ class UnitFeatures(FeatureMap):
     def query_features(self, x: Tensor) -> Tensor:
         """Those of queries, of unit length."""
         return l2_normalize(self.inner.query_features(x))
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        return build.normalize("unit", self.inner.lower(build, x, heads), UNIT_EPS, groups=heads)
+
+    def lower_queries(self, build: Builder, x: Value, heads: int) -> Value:
+        return build.normalize("unit", self.inner.lower_queries(build, x, heads), UNIT_EPS, groups=heads)
 
     def reset_parameters(self) -> None:
         """Draws the inner map again."""

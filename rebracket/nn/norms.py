@@ -10,9 +10,11 @@ from torch.nn import functional as F
 
 from rebracket.base.checks import number, one_of, whole
 from rebracket.ops.precision import at_least_float32
+from rebracket.ops.program import Builder, Value, not_lowered
 
 Gate = Literal["silu", "sigmoid"]
 GATES: dict[Gate, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+UNIT_EPS = 1e-6
 
 
 @final
@@ -45,6 +47,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] in any float dtype to the same."""
         return weighted(x, self.weight, self.eps).to(x.dtype)
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        """The operations of `forward`."""
+        return build.normalize("rms", x, self.eps, weight=self.weight)
 
     def reset_parameters(self) -> None:
         """w = 1."""
@@ -107,6 +113,22 @@ class OutputNorm(nn.Module, ABC):
     def normed(self, o: Tensor) -> Tensor:
         """The norm of o [...,H,V] in at least float32."""
 
+    def lower(self, build: Builder, o: Value, gate: Value | None, heads: int) -> Value:
+        """The operations of `forward` on o [H V]."""
+        if self.activation is None or gate is None:
+            return self.lower_normed(build, o, heads)
+        return self.lower_gated(build, o, build.apply(self.activation, gate), heads)
+
+    def lower_gated(self, build: Builder, o: Value, gate: Value, heads: int) -> Value:
+        """Those of `gated`."""
+        if type(self).gated is not OutputNorm.gated:
+            not_lowered(self, "it has a `gated` and no `lower_gated`")
+        return build.pair("multiply", self.lower_normed(build, o, heads), gate)
+
+    def lower_normed(self, build: Builder, o: Value, heads: int) -> Value:
+        """Those of `normed`."""
+        not_lowered(self)
+
     def reset_parameters(self) -> None:
         """w = 1."""
         nn.init.ones_(self.weight)
@@ -145,6 +167,9 @@ class HeadNorm(OutputNorm):
     def normed(self, o: Tensor) -> Tensor:
         return weighted(o, self.weight, self.eps)
 
+    def lower_normed(self, build: Builder, o: Value, heads: int) -> Value:
+        return build.normalize("rms", o, self.eps, groups=heads, weight=self.weight)
+
 
 @final
 class JointNorm(OutputNorm):
@@ -175,6 +200,9 @@ class JointNorm(OutputNorm):
 
     def normed(self, o: Tensor) -> Tensor:
         return weighted(o.flatten(-2), self.weight, self.eps).view_as(o)
+
+    def lower_normed(self, build: Builder, o: Value, heads: int) -> Value:
+        return build.normalize("rms", o, self.eps, weight=self.weight)
 
 
 @final
@@ -209,6 +237,12 @@ class GatedNorm(OutputNorm):
 
     def normed(self, o: Tensor) -> Tensor:
         return weighted(o.flatten(-2), self.weight, self.eps).view_as(o)
+
+    def lower_normed(self, build: Builder, o: Value, heads: int) -> Value:
+        return build.normalize("rms", o, self.eps, weight=self.weight)
+
+    def lower_gated(self, build: Builder, o: Value, gate: Value, heads: int) -> Value:
+        return self.lower_normed(build, build.pair("multiply", o, gate), heads)
 
 
 @final
@@ -248,8 +282,11 @@ class CenteredNorm(OutputNorm):
         super().reset_parameters()
         nn.init.zeros_(self.bias)
 
+    def lower_normed(self, build: Builder, o: Value, heads: int) -> Value:
+        return build.normalize("centered", o, self.eps, groups=heads, weight=self.weight, bias=self.bias)
 
-def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
+
+def l2_normalize(x: Tensor, eps: float = UNIT_EPS) -> Tensor:
     """Vectors divided by their length.
 
     y = x / sqrt(sum(x^2) + eps)

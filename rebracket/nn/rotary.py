@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from rebracket.base.checks import number
 from rebracket.nn.positions import check_positions
 from rebracket.ops.precision import at_least_float32
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -71,6 +72,10 @@ class Rotary(nn.Module):
         """[...,K/2] in float64, for positions [...]."""
         pairs = torch.arange(0, self.dim, 2, dtype=torch.float64, device=positions.device)
         return positions.to(torch.float64).unsqueeze(-1) * self.base ** (-pairs / self.dim)
+
+    def lower(self, build: Builder, x: Value, heads: int) -> Value:
+        """The operations on each of `heads` vectors, at the position of their row."""
+        return build.rotate(x, heads, self.base)
 
     def reset_parameters(self) -> None:
         """Nothing: there is nothing to draw."""

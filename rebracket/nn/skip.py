@@ -5,6 +5,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from rebracket.ops.program import Builder, Value
+
 
 @final
 class ValueSkip(nn.Module):
@@ -30,6 +32,10 @@ class ValueSkip(nn.Module):
     def forward(self, out: Tensor, v: Tensor) -> Tensor:
         """out and v [...,H,V] to the same."""
         return out + self.D.to(out.dtype)[:, None] * v.to(out.dtype)
+
+    def lower(self, build: Builder, out: Value, v: Value) -> Value:
+        """The operations of `forward`."""
+        return build.pair("add", out, build.pair("multiply", v, self.D.repeat_interleave(v.width // len(self.D))))
 
     def reset_parameters(self) -> None:
         """D = 1."""

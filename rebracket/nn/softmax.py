@@ -11,9 +11,10 @@ from rebracket.base.checks import whole
 from rebracket.nn.cache import LayerCache
 from rebracket.nn.mixer import Mixer, MixerSize, rows_of
 from rebracket.nn.positions import positions
-from rebracket.nn.projections import Projection, residual_std
+from rebracket.nn.projections import Projection, residual_gain
 from rebracket.nn.rotary import Rotary
 from rebracket.ops.checks import Mode, check_mode
+from rebracket.ops.program import Attend, Builder, Value
 from rebracket.ops.softmax import KeyValues, softmax_attention
 
 
@@ -51,7 +52,7 @@ class SoftmaxAttention(Mixer):
         self.rotary, self.window = rotary, None if window is None else whole("window", window)
         self.widths = (size.heads * size.key_dim, size.key_heads * size.key_dim, size.key_heads * size.value_dim)
         self.project = Projection(size.d_model, sum(self.widths))
-        self.out = Projection(size.heads * size.value_dim, size.d_model, residual_std(size.layers))
+        self.out = Projection(size.heads * size.value_dim, size.d_model, residual_gain(size.d_model, size.layers))
 
     def sequence(
         self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode
@@ -79,6 +80,15 @@ class SoftmaxAttention(Mixer):
         q, k, v = qkv.split(self.widths, -1)
         K, V = self.size.key_dim, self.size.value_dim
         return q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (-1, V))
+
+    def lower(self, build: Builder, x: Value, plus: Value) -> Value:
+        size = self.size
+        q, k, v = self.project.lower(build, x).split(*self.widths)
+        q, k = self.rotary.lower(build, q, size.heads), self.rotary.lower(build, k, size.key_heads)
+        out = build.buffer(size.heads * size.value_dim)
+        pages = build.pages(size.key_heads, size.key_dim, size.value_dim, self.window)
+        build.add(Attend(q, k, v, out, size.heads, size.key_dim**-0.5, pages))
+        return self.out.lower(build, out, plus)
 
     def empty_cache(
         self, rows: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rebracket.nn.projections import GateProjection
+from rebracket.ops.program import Builder, Value, not_lowered
 
 SHORTEST, LONGEST, FLOOR = 0.001, 0.1, 1e-4
 LARGEST = 80.0
@@ -33,6 +34,10 @@ class Decay(nn.Module, ABC):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Draws every weight again."""
+
+    def lower(self, build: Builder, x: Value) -> Value | Tensor:
+        """The operations of `forward`: a value [H] or [H K], or a tensor of these where no token changes it."""
+        not_lowered(self)
 
 
 class StepDecay(Decay):
@@ -61,6 +66,17 @@ class StepDecay(Decay):
         step = self.step(x)
         A_log, dt_bias = bounded(self.A_log.to(step), self.dt_bias.to(step))
         return -A_log.exp() * F.softplus(step + dt_bias)
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        if type(self).forward is not StepDecay.forward:
+            not_lowered(self, "it has a `forward` of its own and no `lower`")
+        A_log, dt_bias = bounded(self.A_log, self.dt_bias)
+        step = build.product(x, self.step.weight, dt_bias, exact=True)
+        return build.pair("multiply", build.apply("softplus", step), -A_log.exp())
+
+    def lower_steps(self, build: Builder, log_decay: Value) -> Value:
+        """The operations of `steps`."""
+        return build.pair("multiply", log_decay, -(-bounded(self.A_log, self.A_log)[0]).exp())
 
     def steps(self, log_decay: Tensor) -> Tensor:
         """Delta [B,T,H], for what `forward` returned."""

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from rebracket.nn.decays.base import Decay
 from rebracket.nn.projections import LowRankProjection
+from rebracket.ops.program import Builder, Value
 
 RANK = 16
 TEMPERATURE = 16.0
@@ -41,6 +42,9 @@ class GLADecay(Decay):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.logsigmoid(self.gate(x).unflatten(-1, (self.heads, -1))) / TEMPERATURE
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        return build.apply("logsigmoid", self.gate.lower(build, x), after=1 / TEMPERATURE)
 
     def reset_parameters(self) -> None:
         """Draws W1 and W2 again, b = 0."""

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from rebracket.nn.decays.base import Decay
 from rebracket.nn.projections import GateProjection
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -52,6 +53,13 @@ class HGRN2Decay(Decay):
             bound = self.bound.to(log_decay)
             log_decay = torch.logaddexp(F.logsigmoid(bound), F.logsigmoid(-bound) + log_decay)
         return log_decay.unflatten(-1, (self.heads, -1))
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        log_decay = build.apply("logsigmoid", self.gate.lower(build, x))
+        if self.bound is None:
+            return log_decay
+        above = build.pair("add", log_decay, F.logsigmoid(-self.bound))
+        return build.pair("logaddexp", above, F.logsigmoid(self.bound))
 
     def reset_parameters(self) -> None:
         """Draws W again; l = layer / layers."""

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from rebracket.nn.decays.base import Decay, bounded, draw_rates, draw_steps
 from rebracket.nn.projections import LowRankProjection
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -46,6 +47,12 @@ class KDADecay(Decay):
         step = self.step(x).unflatten(-1, (self.heads, -1))
         A_log, dt_bias = bounded(self.A_log.to(step)[:, None], self.dt_bias.to(step).view(self.heads, -1))
         return -A_log.exp() * F.softplus(step + dt_bias)
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        A_log, dt_bias = bounded(self.A_log[:, None], self.dt_bias.view(self.heads, -1))
+        step = build.pair("add", self.step.lower(build, x), dt_bias.flatten())
+        rates = -A_log.exp().expand_as(dt_bias).flatten()
+        return build.pair("multiply", build.apply("softplus", step), rates)
 
     def reset_parameters(self) -> None:
         """Draws W1, W2, the rates and the steps again."""

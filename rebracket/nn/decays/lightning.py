@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rebracket.nn.decays.base import Decay
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -39,6 +40,9 @@ class LightningDecay(Decay):
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         return -self.weakening * slopes(torch.arange(self.heads, dtype=dtype, device=x.device))
+
+    def lower(self, build: Builder, x: Value) -> Tensor:
+        return self(torch.zeros(1, dtype=torch.float64))
 
     def reset_parameters(self) -> None:
         """Nothing to draw."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rebracket.nn.decays.base import Decay
+from rebracket.ops.program import Builder, Value
 
 
 @final
@@ -36,6 +37,9 @@ class RetNetDecay(Decay):
         dtype = torch.promote_types(x.dtype, torch.float32)
         head = torch.arange(self.heads, dtype=dtype, device=x.device)
         return torch.log1p(-torch.exp2(-5 - head))
+
+    def lower(self, build: Builder, x: Value) -> Tensor:
+        return self(torch.zeros(1, dtype=torch.float64))
 
     def reset_parameters(self) -> None:
         """Nothing to draw."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from rebracket.nn.decays.base import LARGEST, Decay
 from rebracket.nn.projections import GateProjection
+from rebracket.ops.program import Builder, Value
 
 RANK = 64
 
@@ -48,6 +49,13 @@ class RWKV6Decay(Decay):
     def forward(self, x: Tensor) -> Tensor:
         w = self.up(self.down(x).tanh())
         return -(self.w0.to(w) + w).clamp(max=LARGEST).exp().unflatten(-1, (self.heads, -1))
+
+    def lower(self, build: Builder, x: Value) -> Value:
+        middle = self.down.lower(build, x)
+        twice = build.apply("sigmoid", middle, before=2.0, after=2.0)
+        tanh = build.pair("subtract", twice, torch.ones(RANK))  # tanh(x) = 2 sigmoid(2 x) - 1
+        w = build.pair("add", self.up.lower(build, tanh), self.w0)
+        return build.apply("exp", build.pair("minimum", w, torch.full_like(self.w0, LARGEST)), after=-1.0)
 
     def reset_parameters(self) -> None:
         """Draws W1 and W2 again; w0 as at first."""

@@ -4,7 +4,8 @@ from typing import final
 
 from torch import Tensor
 
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.additive import Additive
 
 
@@ -23,6 +24,9 @@ class AdditiveWrite(Write):
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Written:
         return Written(k, v, Additive())
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        return given
 
     def reset_parameters(self) -> None:
         """Nothing to draw."""

@@ -8,6 +8,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from rebracket.ops.program import Builder, Value, not_lowered
 from rebracket.ops.write import WriteRule
 
 
@@ -32,6 +33,34 @@ class Written:
     k: Tensor
     v: Tensor
     rule: WriteRule
+    bonus: Tensor | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LoweredWrite:
+    """What one token writes as values of a program: arguments of its recurrence, n entries each.
+
+    Args:
+        k: keys [n Hk K].
+        v: values [n H V].
+        key_heads: Hk, heads of k and r.
+        heads: H.
+        r: as k, or None to read nothing back.
+        beta: [n H], or None for 1.
+        bonus: weight of the present token [H,K], or None.
+
+    Example:
+        >>> LoweredWrite(Value(0, 6), Value(1, 10), key_heads=2, heads=2).beta is None
+        True
+    """
+
+    k: Value
+    v: Value
+    key_heads: int
+    heads: int
+    r: Value | None = None
+    beta: Value | None = None
     bonus: Tensor | None = None
 
 
@@ -74,3 +103,7 @@ class Write(nn.Module, ABC):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Draws every weight again."""
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        """The operations of `forward` for one token; `given` are its keys and values, with weight 1."""
+        not_lowered(self)

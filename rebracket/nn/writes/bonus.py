@@ -1,11 +1,13 @@
 """Additive writes that are read before they are written, the present token through a weight of its own."""
 
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.additive import Additive
 
 
@@ -40,6 +42,9 @@ class BonusWrite(Write):
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Written:
         return Written(k, v, Additive(), self.u.unflatten(0, (self.heads, -1)))
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        return replace(given, bonus=self.u.view(self.heads, -1))
 
     def reset_parameters(self) -> None:
         """u as at first."""

@@ -1,11 +1,13 @@
 """Additive writes whose keys are what the decay takes away."""
 
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.additive import Additive
 
 
@@ -34,6 +36,10 @@ class ComplementWrite(Write):
             seen = None if log_decay is None else list(log_decay.shape)
             raise ValueError(f"log_decay must be per key channel, [B,T,H,K], to make keys of it, got {seen}")
         return Written(-torch.expm1(log_decay).to(v.dtype), v, Additive())
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        assert isinstance(log_decay, Value)
+        return replace(given, k=build.apply("expm1", log_decay, after=-1.0), key_heads=given.heads)
 
     def reset_parameters(self) -> None:
         """Nothing to draw."""

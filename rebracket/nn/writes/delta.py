@@ -1,12 +1,14 @@
 """Writes of the delta rule."""
 
+from dataclasses import replace
 from typing import final
 
 from torch import Tensor
 
 from rebracket.base.checks import number
 from rebracket.nn.projections import GateProjection
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.delta import Delta
 
 
@@ -41,6 +43,10 @@ class DeltaWrite(Write):
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Written:
         return Written(k, v, Delta(self.beta_max * self.beta(x).sigmoid()))
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        beta = build.apply("sigmoid", self.beta.lower(build, x), after=self.beta_max)
+        return replace(given, r=given.k, beta=beta)
 
     def reset_parameters(self) -> None:
         """Draws W again."""

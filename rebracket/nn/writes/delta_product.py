@@ -1,12 +1,14 @@
 """Several writes of the delta rule a token."""
 
+from dataclasses import replace
 from typing import final
 
 from torch import Tensor
 
 from rebracket.base.checks import number, whole
 from rebracket.nn.projections import GateProjection
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.delta_product import DeltaProduct
 
 
@@ -47,6 +49,10 @@ class DeltaProductWrite(Write):
     def forward(self, x: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Written:
         beta = self.beta(x).unflatten(-1, (self.writes, -1)).flatten(1, -2)
         return Written(k, v, DeltaProduct(self.beta_max * beta.sigmoid(), self.writes))
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        beta = build.apply("sigmoid", self.beta.lower(build, x), after=self.beta_max)
+        return replace(given, r=given.k, beta=beta)
 
     def reset_parameters(self) -> None:
         """Draws W again."""

@@ -1,13 +1,15 @@
 """Delta writes that subtract only a part of what the key recalls."""
 
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from rebracket.nn.projections import GateProjection
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
 from rebracket.ops.precision import at_least_float32
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.read_key import ReadKey
 
 LARGEST = 80.0
@@ -49,6 +51,21 @@ class FeedbackWrite(Write):
             rise = rise if rise.ndim == key.ndim else rise.unsqueeze(-1)
             key = key.repeat_interleave(v.shape[-2] // k.shape[-2], -2) * rise
         return Written(k, v, ReadKey(key, self.beta(x).sigmoid()))
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        k, heads = given.k, given.key_heads
+        if log_decay is not None:
+            k, heads = build.repeat(k, heads, given.heads // heads), given.heads
+        part = self.feedback.sigmoid().repeat_interleave(k.width // len(self.feedback))
+        r = build.pair("multiply", k, part)
+        if isinstance(log_decay, Value):
+            fall = build.pair("minimum", build.apply("negative", log_decay), torch.full((log_decay.width,), LARGEST))
+            r = build.pair("multiply", r, build.apply("exp", fall))
+        elif log_decay is not None:
+            rise = (-log_decay).clamp(max=LARGEST).exp()
+            r = build.pair("multiply", r, rise.repeat_interleave(k.width // len(rise)))
+        beta = build.apply("sigmoid", self.beta.lower(build, x))
+        return replace(given, k=k, key_heads=heads, r=r, beta=beta)
 
     def reset_parameters(self) -> None:
         """Draws W again; feedback = 1, which is b = 0.73."""

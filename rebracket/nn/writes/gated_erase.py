@@ -1,12 +1,14 @@
 """Writes that erase through one gate and write through another."""
 
+from dataclasses import replace
 from typing import final
 
 from torch import Tensor
 
 from rebracket.base.checks import number
 from rebracket.nn.projections import GateProjection
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.gated_erase import GatedErase
 
 
@@ -44,6 +46,12 @@ class GatedEraseWrite(Write):
     def forward(self, x: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Written:
         erase, write = (gate(x).sigmoid().unflatten(-1, (self.heads, -1)) for gate in (self.erase, self.write))
         return Written(k, v, GatedErase(self.erase_max * erase, write))
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        erase = build.apply("sigmoid", self.erase.lower(build, x), after=self.erase_max)
+        v = build.pair("multiply", given.v, build.apply("sigmoid", self.write.lower(build, x)))
+        k = build.repeat(given.k, given.key_heads, given.heads // given.key_heads)
+        return replace(given, k=k, v=v, key_heads=given.heads, r=build.pair("multiply", k, erase))
 
     def reset_parameters(self) -> None:
         """Draws both projections again."""

@@ -1,11 +1,13 @@
 """Additive writes of values times the step of the decay."""
 
+from dataclasses import replace
 from typing import final
 
 from torch import Tensor
 
 from rebracket.nn.decays.base import StepDecay
-from rebracket.nn.writes.base import Write, Written
+from rebracket.nn.writes.base import LoweredWrite, Write, Written
+from rebracket.ops.program import Builder, Value
 from rebracket.ops.writes.additive import Additive
 
 
@@ -40,6 +42,11 @@ class StepWrite(Write):
             raise ValueError("log_decay must be that of the shared decay, got None: give the layer the same decay")
         (decay,) = self.shared
         return Written(k, (v * decay.steps(log_decay).unsqueeze(-1)).to(v.dtype), Additive())
+
+    def lower(self, build: Builder, x: Value, given: LoweredWrite, log_decay: Value | Tensor | None) -> LoweredWrite:
+        assert isinstance(log_decay, Value)
+        (decay,) = self.shared
+        return replace(given, v=build.pair("multiply", given.v, decay.lower_steps(build, log_decay)))
 
     def reset_parameters(self) -> None:
         """Nothing to draw; the layer draws its decay again."""

@@ -44,7 +44,8 @@ class Emulated:
 
     def __init__(self, *command: str) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.calls, self.answers = self.process.stdin, self.process.stdout
         self.memory: dict[int, int] = {}
         self.symbols: set[str] = set()
