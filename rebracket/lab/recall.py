@@ -15,7 +15,7 @@ from rebracket import features
 from rebracket.lab.base.convolved import Convolved
 from rebracket.lab.base.drawing import draw_bars
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, select, values_of
-from rebracket.lab.base.learning import Examples, by_width, label_accuracy, learn, model_without_mlps
+from rebracket.lab.base.learning import Examples, label_accuracy, learn, model_without_mlps
 from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
@@ -331,7 +331,7 @@ def build(cell: Cell, task: Task, seed: int) -> LanguageModel:
     for block in model.each_block():
         block.mixer = Convolved(block.mixer, CONVOLUTION) if cell["mixer"] == SOFTMAX else layer(cell, block.mixer.size)
     model.init_weights(seed)
-    return by_width(model) if cell["decays"] != "open" else opened(by_width(model))
+    return opened(model) if cell["decays"] == "open" else model
 
 
 def layer(cell: Cell, around: MixerSize) -> Mixer:
