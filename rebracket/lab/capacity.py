@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from rebracket import features
-from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means, points
 from rebracket.lab.base.pairs import generator, recall_scores, squared_error, stored, unit_vectors
 from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
 from rebracket.ops.writes.additive import Additive
@@ -89,6 +89,7 @@ class Capacity(Experiment):
         return recall_scores(memories, k, v, torch.arange(n))
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
+        results = plain_means(results)
         plain, mapped = by_kind(results)
         sizes = [(r, int(r.cell["K"]), int(r.cell["V"]), int(r.cell["n"])) for r in plain]
         added = [(r["additive error"], (n - 1) / K) for r, K, _, n in sizes]

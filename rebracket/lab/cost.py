@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rebracket.base.resources import first_call
 from rebracket.bench.crossover import crossover
-from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.ops.attention import linear_attention
@@ -102,6 +102,7 @@ class Cost(Experiment):
         return {f"{name} {what} {T}": x for what, all_ in found.items() for (name, T), x in all_.items()}
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
+        results = plain_means(results)
         (result,) = results
         states = [x for way in WAYS if way is not SOFTMAX for x in series(result, way, "kept").values()]
         return Verdict.of(

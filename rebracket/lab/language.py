@@ -108,7 +108,7 @@ class Language(Experiment):
         "2023 (GLA), though at this size the delta rule lowers them by no more than the seeds differ, and keys of unit "
         "length where training would break. Not reproduced: softmax in every fourth layer gains nothing (within 0.15)."
     )
-    seeds: Mapping[Size, int] = {"tiny": 1, "quick": 1, "full": 3}
+    seeds: Mapping[Size, int] = {"tiny": 2, "quick": 3, "full": 3}
 
     def grid(self, size: Size) -> list[Cell]:
         models, parts = GRIDS[size]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select, values_of
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means, points, select, values_of
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.config import Config
@@ -64,6 +64,7 @@ class Modes(Experiment):
         }
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
+        results = plain_means(results)
         losses = [[r["last loss"] for r in select(results, "mixer", x)] for x in values_of(results, "mixer")]
         return Verdict.of(
             Check("logits apart by at most", max(r["logits apart"] for r in results), high=1e-3),

@@ -89,7 +89,7 @@ class Recall(Experiment):
         "rates by the mean accuracy of all test slices; 2.5 million tokens of training where the published runs had "
         "up to 780 million, so that the order is of speed of learning as much as of memory."
     )
-    seeds: Mapping[Size, int] = {"tiny": 1, "quick": 2, "full": 3}
+    seeds: Mapping[Size, int] = {"tiny": 2, "quick": 3, "full": 3}
 
     def grid(self, size: Size) -> list[Cell]:
         # Rates before mixers, so that an interrupted run has as many of one mixer as of another.
@@ -128,14 +128,14 @@ class Recall(Experiment):
         accuracy = {mixer: r["accuracy"] for mixer, r in chosen.items()}
         linear = {mixer: x for mixer, x in accuracy.items() if mixer != "softmax"}
         additive = max(x for mixer, x in linear.items() if mixer not in DELTA)
-        verdict = Verdict.of(
+        ranked = sorted(chosen.items(), key=lambda pair: -pair[1]["accuracy"])
+        found = ", ".join(f"{mixer} {r['accuracy']:.3f} at {r.cell['rate']:g}" for mixer, r in ranked)
+        return Verdict.of(
             Check("softmax", accuracy["softmax"], low=0.9),
             Check("softmax above the best of the others by", accuracy["softmax"] - max(linear.values()), low=0.01),
             Check("deltanet above the best additive mixer by", accuracy["deltanet"] - additive, low=0.02),
+            note=f"Mean accuracy at the best rate: {found}.",
         )
-        ranked = sorted(chosen.items(), key=lambda pair: -pair[1]["accuracy"])
-        found = ", ".join(f"{mixer} {r['accuracy']:.3f} at {r.cell['rate']:g}" for mixer, r in ranked)
-        return Verdict(verdict.passed, f"{verdict.sentence} Mean accuracy at the best rate: {found}.")
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
         left, right = figure.subplots(1, 2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means, points
 from rebracket.lab.base.pairs import generator, recall_scores, stored, unit_vectors
 from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
 from rebracket.ops.writes.additive import Additive
@@ -67,6 +67,7 @@ class Rewriting(Experiment):
         return recall_scores(memories, keys, values, newest)
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
+        results = plain_means(results)
         again = [r for r in results if int(r.cell["writes"]) > 1 and int(r.cell["n"]) <= K // 2]
         alike = {float(r.cell["cosine"]): r for r in results if r.cell["cosine"]}
         gains = {c: r["delta accuracy"] - r["additive accuracy"] for c, r in alike.items()}

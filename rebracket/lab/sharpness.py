@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rebracket import features
-from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means, points, select
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
 from rebracket.ops.attention import linear_attention
@@ -60,6 +60,7 @@ class Sharpness(Experiment):
         }
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
+        results = plain_means(results)
         last = {str(r.cell["map"]): r for r in results}  # at the largest gap, which comes last
         found = [[r["weight"] for r in select(results, "map", name)] for name in HOMOGENEOUS]
         missed = [r["found"] for r in results if r.cell["map"] in (SOFTMAX, "taylor2")]

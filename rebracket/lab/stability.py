@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means, points, select
 from rebracket.lab.base.pairs import generator, unit_vectors
 from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
 from rebracket.nn.norms import HeadNorm
@@ -79,6 +79,7 @@ class Stability(Experiment):
         }
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
+        results = plain_means(results)
         ends = select(results, "length", 1)
         erased = [r for r in results if r.cell["length"] != 1 and r.cell["rule"] in ERASING]
         growing, decayed = (r["squared norm"] for r in erased)

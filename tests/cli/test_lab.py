@@ -1,5 +1,6 @@
 """`rebracket lab`: verdicts and an exit code, a run that resumes, a page, one line for bad input."""
 
+import json
 import re
 import signal
 
@@ -41,7 +42,7 @@ def test_run_says_whether_the_claim_held_and_report_writes_the_page(run, tmp_pat
     pytest.importorskip("matplotlib")
     code, shown, said = run("run", "all", "--workers", "1")
     assert (code, "held" in shown, "largest mean" in shown) == (0, True, True), said
-    assert re.search(r"^6/6, [\d.,]+/s, 0:00:00 left: planted, n 5, seed 1$", said, re.MULTILINE)
+    assert re.search(r"^9/9, [\d.,]+/s, 0:00:00 left: planted, n 5, seed 2$", said, re.MULTILINE)
     code, shown, said = run("report")
     assert (code, shown, said) == (0, "page: runs/lab/report.html\n", "")
     assert "Held" in (tmp_path / "runs/lab/report.html").read_text()
@@ -65,11 +66,34 @@ def test_a_refuted_claim_is_exit_code_1(run, monkeypatch):
     assert "REFUTED" in shown
 
 
+def test_an_open_claim_is_exit_code_3_and_a_refuted_one_weighs_more(run, monkeypatch):
+    monkeypatch.setattr(lab, "load", lambda name: Planted(most=0.7, learned=True))
+    code, shown, _ = run("run", "planted", "--workers", "1")
+    assert code == 3
+    assert "OPEN" in shown
+    assert "over 3 seeds" in shown
+    monkeypatch.setattr(lab, "names", lambda: ("planted", "other"))
+    monkeypatch.setattr(lab, "load", lambda name: Planted(most=0.7 if name == "planted" else -5.0, learned=True))
+    assert run("run", "all", "--workers", "1")[0] == 1
+
+
+def test_the_help_says_what_the_exit_codes_mean(run):
+    _, shown, _ = run("run", "--help")
+    assert re.search(r"Exit\s+code\s+1:\s+a\s+claim\s+was\s+refuted.\s+3:\s+none\s+was,\s+but\s+one\s+is\s+open", shown)
+
+
+def test_the_first_seed_is_kept_in_the_file(run, tmp_path):
+    run("run", "all", "--seeds", "2", "--first-seed", "40", "--workers", "1")
+    kept = json.loads((tmp_path / "runs/lab/planted.quick.json").read_text())
+    assert {result["cell"]["seed"] for result in kept["results"]} == {40, 41}
+    assert run("run", "all", "--first-seed", "-1")[0] == 2
+
+
 def test_ctrl_c_says_how_to_resume(run, monkeypatch):
     monkeypatch.setattr(verb, "said", lambda _: signal.raise_signal(signal.SIGINT))
     code, shown, _ = run("run", "all", "--workers", "1")
     assert code == 130
-    assert shown.startswith("stopped, 5 cells are left; to go on: rebracket")
+    assert shown.startswith("stopped, 8 cells are left; to go on: rebracket")
 
 
 def test_a_folder_without_results_is_one_line(run):

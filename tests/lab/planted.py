@@ -6,7 +6,7 @@ from typing import final
 
 import torch
 
-from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points
+from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means, points
 from rebracket.lab.base.verdict import Check, Verdict
 
 MEASURED: list[Cell] = []
@@ -18,6 +18,7 @@ class Planted(Experiment):
     """The mean of n normal numbers, and a claim about it."""
 
     most: float = 5.0
+    learned: bool = False  # whether the check sees how the seeds differ
     question = "Is the mean <small>?"
     claim = "It is & stays so."
 
@@ -30,7 +31,8 @@ class Planted(Experiment):
         return {"mean": float(torch.randn(int(cell["n"]), generator=draw).mean())}
 
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        return Verdict.of(Check("largest mean", max(r["mean"] for r in results), high=self.most))
+        means = results if self.learned else plain_means(results)
+        return Verdict.of(Check("largest mean", max(r["mean"] for r in means), high=self.most, source="made up"))
 
     def draw(self, results: Sequence[Result], figure) -> None:
         axes = figure.subplots()

@@ -6,9 +6,10 @@ import itertools
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final
 
+from rebracket.lab.base.estimate import Estimate
 from rebracket.lab.base.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ Size = Literal["tiny", "quick", "full"]
 Value = int | float | str
 Cell = Mapping[str, Value]
 """The parameters of one measurement, the seed among them."""
-SEEDS: Mapping[Size, int] = {"tiny": 1, "quick": 2, "full": 10}
+SEEDS: Mapping[Size, int] = {"tiny": 1, "quick": 3, "full": 10}
 
 
 @final
@@ -29,7 +30,7 @@ class Result:
 
     Args:
         cell: its parameters.
-        numbers: what was measured, by name.
+        numbers: what was measured, by name; each is an `Estimate` in a result over seeds.
         seconds: how long it took.
 
     Example:
@@ -79,21 +80,23 @@ class Experiment(ABC):
 
     @abstractmethod
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        """What the means over seeds say about the claim."""
+        """What `mean_over_seeds` says about the claim: checks of what was learned must see its `Estimate`s."""
 
     @abstractmethod
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
-        """Draws the means over seeds against the formula."""
+        """Draws the means over seeds, with every seed or its error, against the formula."""
 
     @final
-    def cells(self, size: Size, seeds: int | None = None) -> list[Cell]:
+    def cells(self, size: Size, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
         """The whole grid for each seed in turn, so that an interrupted run holds whole grids.
 
         Args:
             size: of the grid.
             seeds: how many, >= 1; by default as many as suit the size.
+            first_seed: the seeds are those from here on, >= 0.
         """
-        return [{**cell, "seed": seed} for seed in range(seeds or self.seeds[size]) for cell in self.grid(size)]
+        taken = range(first_seed, first_seed + (seeds or self.seeds[size]))
+        return [{**cell, "seed": seed} for seed in taken for cell in self.grid(size)]
 
 
 def points(axes: Mapping[str, Sequence[Value]]) -> list[Cell]:
@@ -117,13 +120,13 @@ def values_of(results: Sequence[Result], name: str) -> list[str]:
 
 
 def mean_over_seeds(results: Sequence[Result]) -> list[Result]:
-    """One result for each cell without its seed: numbers are means over seeds, seconds the sum.
+    """One result for each cell without its seed: numbers are estimates, the means over seeds; seconds the sum.
 
     Example:
         >>> mean_over_seeds([Result({"n": 3, "seed": seed}, {"error": 1.0 + seed}, 0.5) for seed in range(2)])
         [Result(cell={'n': 3}, numbers={'error': 1.5}, seconds=1.0)]
     """
-    return over_seeds(results, statistics.fmean)
+    return over_seeds(results, Estimate)
 
 
 def spread_over_seeds(results: Sequence[Result]) -> list[Result]:
@@ -133,17 +136,23 @@ def spread_over_seeds(results: Sequence[Result]) -> list[Result]:
         >>> spread_over_seeds([Result({"n": 3, "seed": seed}, {"error": 2.0 * seed}, 0.5) for seed in range(3)])
         [Result(cell={'n': 3}, numbers={'error': 2.0}, seconds=1.5)]
     """
-    return over_seeds(results, lambda numbers: statistics.stdev(numbers) if len(numbers) > 1 else 0.0)
+    return over_seeds(results, lambda x: statistics.stdev(x.values()) if len(x) > 1 else 0.0)
 
 
-def over_seeds(results: Sequence[Result], statistic: Callable[[Sequence[float]], float]) -> list[Result]:
+def plain_means(results: Sequence[Result]) -> list[Result]:
+    """The means alone, where each is over so many samples that its error is far below every bound."""
+    return [replace(r, numbers={name: float(x) for name, x in r.numbers.items()}) for r in results]
+
+
+def over_seeds(results: Sequence[Result], statistic: Callable[[Mapping[int, float]], float]) -> list[Result]:
+    """One result for each cell without its seed, its numbers a statistic of those by seed."""
     groups: dict[tuple[tuple[str, Value], ...], list[Result]] = {}
     for result in results:
         groups.setdefault(tuple((k, x) for k, x in result.cell.items() if k != "seed"), []).append(result)
     return [
         Result(
             dict(cell),
-            {name: statistic([r[name] for r in group]) for name in group[0].numbers},
+            {name: statistic({int(r.cell["seed"]): r[name] for r in group}) for name in group[0].numbers},
             sum(r.seconds for r in group),
         )
         for cell, group in groups.items()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.metadata
 import inspect
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, final, get_args
@@ -35,6 +39,8 @@ class Record:
         experiment: its name.
         size: of the grid.
         code: digest of the code that measured.
+        commit: of the library at the last run, or its release; empty in files from before it was kept.
+        date: of the last run, in UTC; empty likewise.
         asked: cells that the last run was asked for.
         machine: where it ran.
         versions: of torch and others.
@@ -48,6 +54,8 @@ class Record:
     machine: str
     versions: Mapping[str, str]
     results: tuple[Result, ...]
+    commit: str = ""
+    date: str = ""
 
     def __post_init__(self) -> None:
         if len(self.by_cell()) < len(self.results):
@@ -78,7 +86,8 @@ def path_of(folder: Path, experiment: str, size: Size) -> Path:
 
 def resume(path: Path, experiment: Experiment, size: Size, cells: Sequence[Cell]) -> Record:
     """The record to continue with: the file's where the same code wrote it, else an empty one."""
-    fresh = Record(experiment.name, size, digest(experiment), len(cells), machine(), versions(), ())
+    today, code = datetime.now(UTC).date().isoformat(), digest(experiment)
+    fresh = Record(experiment.name, size, code, len(cells), machine(), versions(), (), commit(), today)
     before = read(path) if path.exists() else fresh
     return replace(fresh, results=before.results) if before.code == fresh.code else fresh
 
@@ -95,7 +104,9 @@ def read(path: Path) -> Record:
         if (found.pop("kind"), found.pop("format")) != (KIND, FORMAT):
             raise ValueError(f"not of kind {KIND!r} and format {FORMAT}")
         one_of("size", found["size"], get_args(Size))
-        for name in ("experiment", "code", "machine"):
+        for name in ("commit", "date"):
+            found.setdefault(name, "")
+        for name in ("experiment", "code", "machine", "commit", "date"):
             text(name, found[name])
         whole("asked", found["asked"])
         return Record(**found | {"results": tuple(map(result, found["results"]))})
@@ -123,6 +134,18 @@ def write(path: Path, record: Record) -> None:
     """Writes a record, replacing the file whole."""
     with replacing(path) as beside:
         beside.write_text(json.dumps({"kind": KIND, "format": FORMAT, **asdict(record)}, indent=1), encoding="utf-8")
+
+
+@cache
+def commit() -> str:
+    """The commit of the library, marked where its files differ from it; without git its release."""
+    folder, git = PACKAGE.parent, shutil.which("git")
+    if git and (folder / ".git").exists():
+        asked = [git, "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return found.stdout.strip()
+    return importlib.metadata.version("rebracket")
 
 
 def digest(experiment: Experiment) -> str:

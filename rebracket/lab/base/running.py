@@ -62,6 +62,7 @@ def run(
     tell: Callable[[Progress], None],
     *,
     seeds: int | None = None,
+    first_seed: int = 0,
     workers: Workers = 1,
 ) -> list[Outcome]:
     """Measures every cell that the files do not hold yet.
@@ -74,19 +75,22 @@ def run(
         folder: of the files of results; created if needed.
         tell: called after each cell.
         seeds: how many, >= 1; by default as many as suit the size.
+        first_seed: the first of them, >= 0.
         workers: processes, >= 1, where 1 is this one, or "ray" for a Ray cluster; the numbers do not depend on it.
 
     Returns:
         An outcome for each experiment.
 
     Raises:
-        ValueError: If a count is below 1, a file of results is damaged, a process was killed, or Ray is not installed.
+        ValueError: If a count is below 1, the first seed below 0, a file of results is damaged, a process was killed,
+            or Ray is not installed.
     """
     for name, value in (("seeds", seeds), ("workers", workers)):
         if value not in (None, "ray"):
             whole(name, value)
+    whole("first_seed", first_seed, 0)
     folder.mkdir(parents=True, exist_ok=True)
-    cells = {x: x.cells(size, seeds) for x in experiments}
+    cells = {x: x.cells(size, seeds, first_seed) for x in experiments}
     paths = {x: path_of(folder, x.name, size) for x in experiments}
     records = {x: resume(paths[x], x, size, cells[x]) for x in experiments}
     jobs = [Job(x, cell) for x in experiments for cell in cells[x] if not records[x].holds(cell)]

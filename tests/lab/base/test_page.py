@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rebracket.lab.base.page import write_page
+from rebracket.lab.base.page import formulas, write_page
 from rebracket.lab.base.record import path_of, read
 from rebracket.lab.base.running import run
 from tests.lab.planted import Planted
@@ -32,9 +32,10 @@ def test_a_page_shows_question_claim_verdict_curve_and_table(tmp_path, found):
     assert "Is the mean &lt;small&gt;?" in shown
     assert "It is &amp; stays so." in shown
     assert re.findall(r"<b>(\w+):</b>", shown) == ["Held", "Refuted"]
-    assert re.findall(r"<b>(\w+)</b></td>", shown) == ["Held", "Refuted"]
+    assert re.findall(r"<b>(\w+)</b></td>", shown) == ["Held", "Refuted", "held", "refuted"]
     assert shown.count("data:image/svg+xml;base64,") == 2
     assert shown.count("<tr><td>3</td>") == 2
+    assert "Measured by other code" not in shown
     assert not re.search(r"(src|href)=\"(?!data:|#planted-tiny)", shown)
 
 
@@ -45,6 +46,39 @@ def test_a_table_has_the_spread_over_seeds_and_every_curve_lies_beside_the_page(
     run([Planted()], "tiny", tmp_path, lambda progress: None, seeds=2)
     shown = page(tmp_path, (Planted(), read(path_of(tmp_path, "planted", "tiny"))))
     assert len(re.findall(r"<td>-?[\d.]+ ± [\d.]+</td>", shown)) == 2
+
+
+def test_checks_are_a_table_with_what_was_found_its_error_bound_seeds_and_source(tmp_path):
+    pytest.importorskip("matplotlib")
+    run([Planted()], "quick", tmp_path, lambda progress: None)
+    shown = page(tmp_path, (Planted(most=0.7, learned=True), read(path_of(tmp_path, "planted", "quick"))))
+    assert re.findall(r"<b>(\w+):</b> (1 of 1 checks open)", shown) == [("Open", "1 of 1 checks open")]
+    assert re.search(r"<td><b>open</b></td><td>largest mean</td><td></td><td>[\d.]+ ± [\d.]+</td>", shown)
+    assert '<td>at most 0.7</td><td>3</td><td class="source">made up</td>' in shown
+    assert "6 cells at seeds 0, 1, 2" not in shown
+    assert "9 cells at seeds 0, 1, 2" in shown
+
+
+def test_what_other_code_measured_is_said_and_what_it_cannot_judge_is_a_table_alone(tmp_path, found):
+    from dataclasses import replace
+
+    pytest.importorskip("matplotlib")
+    old = replace(found, code="other", commit="abc1234", date="2026-01-02")
+    shown = page(tmp_path, (Planted(), old))
+    assert "<b>Measured by other code</b> than what draws this page." in shown
+    assert "commit abc1234" in shown
+    assert "2026-01-02" in shown
+    strange = replace(old, results=tuple(replace(r, numbers={"median": 7.5}) for r in old.results))
+    shown = page(tmp_path, (Planted(), strange))
+    assert "so it is not judged." in shown
+    assert "<td>7.5</td>" in shown
+    assert "data:image" not in shown
+
+
+def test_formulas_are_written_as_by_hand_and_names_are_left():
+    assert formulas("a^2 of x_t in linear_transformer, <i>, g^(2 a), e^1/2") == (
+        "a<sup>2</sup> of x<sub>t</sub> in linear_transformer, &lt;i&gt;, g<sup>2 a</sup>, e<sup>1/2</sup>"
+    )
 
 
 def test_an_unfinished_one_is_said_to_be(tmp_path, found):

@@ -1,14 +1,18 @@
 """A file of results says what it is, and a damaged one says what to do."""
 
+import importlib.metadata
 import inspect
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from rebracket.lab import load
 from rebracket.lab.base import record
-from rebracket.lab.base.experiment import Result, mean_over_seeds
+from rebracket.lab.base.experiment import Result
+from rebracket.lab.base.page import judged
 from rebracket.lab.base.record import Record, digest, path_of, python_code, read, resume, write
 from tests.lab.planted import Planted
 
@@ -127,8 +131,36 @@ def test_the_texts_of_an_experiment_keep_results_and_its_bounds_do_not():
     assert python_code(source.replace("most: float = 5.0", "most: float = 6.0")) != python_code(source)
 
 
+def test_a_file_says_commit_and_date_and_one_from_before_they_were_kept_is_read(tmp_path):
+    fresh = resume(tmp_path / "none.json", Planted(), "tiny", [])
+    assert fresh.commit in (record.commit(), importlib.metadata.version("rebracket"))
+    assert fresh.date.count("-") == 2
+    path = path_of(tmp_path, "planted", "tiny")
+    write(path, RECORD)
+    bare = {name: x for name, x in json.loads(path.read_text()).items() if name not in ("commit", "date")}
+    path.write_text(json.dumps(bare))
+    assert (read(path).commit, read(path).date) == ("", "")
+
+
+def test_the_commit_is_that_of_the_tree_that_holds_the_package(tmp_path, monkeypatch):
+    git = shutil.which("git") or pytest.skip("no git")
+    package = tmp_path / "tree" / "rebracket"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(record, "PACKAGE", package)
+    assert record.commit.__wrapped__() == importlib.metadata.version("rebracket")
+    (package / "a.py").write_text("1")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "one"]):
+        subprocess.run([git, *words], cwd=package.parent, check=True)
+    found = subprocess.run([git, "rev-parse", "HEAD"], cwd=package.parent, check=True, capture_output=True, text=True)
+    assert record.commit.__wrapped__() == found.stdout[:12]
+    (package / "a.py").write_text("2")
+    assert record.commit.__wrapped__() == f"{found.stdout[:12]}-dirty"
+
+
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[3] / "docs/lab").glob("*.json")), ids=lambda x: x.name)
-def test_the_results_in_the_docs_are_read_and_judged(path):
+def test_the_results_in_the_docs_are_read_and_judged_or_said_to_be_of_other_code(path):
     found = read(path)
     assert len(found.results) == found.asked
-    assert load(found.experiment).verdict(mean_over_seeds(found.results)).sentence.endswith(".")
+    finding = judged(load(found.experiment), found)
+    assert finding.verdict or finding.outdated

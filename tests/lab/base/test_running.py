@@ -36,7 +36,7 @@ def test_a_run_measures_every_cell_and_keeps_it(tmp_path):
     (outcome,) = run([Planted()], "quick", tmp_path, quiet)
     assert outcome.is_complete
     assert [dict(result.cell) for result in outcome.results] == Planted().cells("quick") == MEASURED
-    assert len(numbers(tmp_path)) == 6
+    assert len(numbers(tmp_path)) == 9
 
 
 @pytest.mark.parametrize("after", [1, 4])
@@ -107,7 +107,7 @@ def test_progress_counts_what_is_to_do_and_the_time_left(tmp_path):
     assert [(x.done, x.total) for x in told] == [(1, 2), (2, 2)]
     assert told[0].job == Job(Planted(), {"n": 2, "seed": 0})
     run([Planted()], "quick", tmp_path, told.append)
-    assert told[-1].total == 6
+    assert told[-1].total == 9
 
 
 @pytest.mark.parametrize("fault", [{"seeds": 0}, {"workers": 0}])
