@@ -58,7 +58,7 @@ def language_model(
     Example:
         >>> layers = [{"mixer": "gla", "heads": 2}]
         >>> language_model(layers, d_model=16, parameters=20000, seed=0).parameter_count()
-        19984
+        19992
     """
 
     def build(mlp_dim: int) -> LanguageModel:
@@ -154,6 +154,19 @@ def state_norm(cache: ModelCache) -> float:
     """The mean norm of the states of linear layers, over layers, rows and heads; 0 where there are none."""
     norms = [layer.state.memory.flatten(-2).norm(dim=-1) for layer in cache.layers if isinstance(layer.state, State)]
     return float(torch.stack(norms).mean()) if norms else 0.0
+
+
+def slope(norms: Sequence[float]) -> float:
+    """The slope of log norm over log tokens in the last three doublings: 1 for a sum, 0 for what has settled.
+
+    Args:
+        norms: at least four, each after twice as many tokens as the one before.
+
+    Example:
+        >>> slope([9.0, 1.0, 2.0, 4.0, 8.0])
+        1.0
+    """
+    return math.log2(norms[-1] / norms[-4]) / 3
 
 
 def code_lengths(logits: Tensor, targets: Tensor) -> Tensor:
