@@ -126,7 +126,9 @@ def test_bits_are_those_of_the_bytes_of_the_targets():
 def test_the_norm_is_that_of_linear_states():
     model, texts = model_of("gla"), long_texts(2, 16)
     ((_, cache),) = read_on(model, texts, 16)
-    norms = [layer.state.memory[n, h].norm() for layer in cache.layers for n in range(2) for h in range(2)]
+    memories = [x for name, x in cache.tensors().items() if name.endswith("state.memory")]
+    norms = [x[n, h].norm() for x in memories for n in range(2) for h in range(2)]
+    assert len(norms) == 8
     assert state_norm(cache) == pytest.approx(float(torch.stack(norms).mean()))
     assert state_norm(model_of("softmax").empty_cache(1)) == 0
 
