@@ -110,7 +110,7 @@ class Gating(Experiment):
             for place, (name, found) in enumerate(by_gate(select(results, "task", task)).items()):
                 draw_line(axes, list(range(len(found))), list(found.values()), color=f"C{place % 10}", label=name)
             axes.set_xticks(range(len(GATES)), list(GATES))
-            axes.set(xlabel="gate", ylabel=unit, title=task)
+            axes.set(xlabel="gate on the output", ylabel=unit, title=f"{task}, at the best rate")
         draw_legend_outside(axes)
 
 

@@ -120,15 +120,16 @@ class Growth(Experiment):
             for axes, name in {one: "norm at", two: "rank at", three: OLDER, four: "older than"}.items():
                 draw_line(axes, *along(r, name), **style)
         places = doubled(2 * SPAN, max(along(results[0], OLDER)[0]))
-        three.plot(places, [1 - SPAN / t for t in places], "--", color="0.5", label="1 - 256 / t")
+        (expected,) = three.plot(places, [1 - SPAN / t for t in places], "--", color="0.5", label="1 - 256 / t")
         for axes in (one, two, three):
             axes.set_xlabel("tokens of the file")
         for axes in (one, two, three, four):
             axes.set_xscale("log", base=2)
-        one.set(yscale="log", ylabel="norm of the state")
-        two.set(ylabel=f"effective rank, of {KEY_DIM} at most")
-        three.set(ylabel=f"share of what is read, older than {SPAN} tokens")
-        four.set(xlabel="age, tokens", ylabel="share of what is read that is older")
+        one.set(yscale="log", ylabel="norm of the state", title="A sum grows as the file")
+        two.set(ylabel=f"effective rank, of {KEY_DIM} at most", title="Directions that are used")
+        three.set(ylabel=f"share older than {SPAN} tokens", title="A sum reads all tokens alike")
+        three.legend(handles=[expected])
+        four.set(xlabel="age, tokens", ylabel="share that is older", title="How old what is read is, late in the file")
         draw_legend_outside(two)
 
 

@@ -94,6 +94,8 @@ class Layers(Experiment):
         left.set(xscale="log", xlabel="bytes of state, evenly over layers", ylabel="bits per byte of held-out text")
         right.set_xticks(range(len(SPENT)), SPENT)
         right.set(xlabel="the same bytes spent", ylabel="bits per byte of held-out text")
+        left.set_title("More bytes")
+        right.set_title("The same bytes")
         left.legend(fontsize="small")
 
 

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
+from rebracket import lab
 from rebracket.lab import growth
+from rebracket.lab.base.experiment import mean_over_seeds
 from rebracket.lab.base.text import language_model
 from rebracket.nn import presets
 from rebracket.nn.attention import LinearAttention
 from rebracket.nn.decays.gla import GLADecay
 from rebracket.nn.mixer import MixerSize
 from tests.lab.little_text import use_little_text
-from tests.lab.measuring import judged
+from tests.lab.measuring import assert_it_draws, judged, measured
 
 SIZE = MixerSize(d_model=12, heads=2, key_heads=2, key_dim=4, value_dim=5)
 
@@ -25,9 +27,11 @@ def little(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(growth, "TOKENS", {"tiny": 1024})
 
 
-def test_it_holds():
-    verdict = judged("growth")
+def test_it_holds_and_is_drawn():
+    results = measured("growth")
+    verdict = lab.load("growth").verdict(mean_over_seeds(results))
     assert verdict.passed, verdict.sentence
+    assert_it_draws(lab.load("growth"), results)
 
 
 def linear_mixers(model):

@@ -7,10 +7,10 @@ from rebracket import lab
 from rebracket.lab import length
 from rebracket.lab.base import text
 from rebracket.lab.base.experiment import Result, mean_over_seeds
-from rebracket.lab.base.running import Job, measure
 from rebracket.nn import decays
 from rebracket.nn.mixer import MixerSize
 from tests.lab.little_text import use_little_text
+from tests.lab.measuring import assert_it_draws, measured
 
 EXPERIMENT = lab.load("length")
 SIZE = MixerSize(d_model=12, heads=2, key_heads=2, key_dim=4, value_dim=5)
@@ -26,20 +26,21 @@ def little(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(length, name, {"tiny": 1024})
 
 
-def theory():
-    """The checks of a tiny grid whose bounds come from a theory."""
-    results = [measure(Job(EXPERIMENT, cell)) for cell in EXPERIMENT.cells("tiny")]
+def theory(results):
+    """The checks whose bounds come from a theory."""
     checks = EXPERIMENT.verdict(mean_over_seeds(results)).checks
     return {check.what: check.outcome for check in checks if not check.source.startswith("pilot")}
 
 
-def test_what_theory_says_holds():
-    assert set(theory().values()) == {"held"}
+def test_what_theory_says_holds_and_is_drawn():
+    results = measured("length")
+    assert set(theory(results).values()) == {"held"}
+    assert_it_draws(EXPERIMENT, results)
 
 
 def test_a_floor_that_is_none_refutes_it(monkeypatch):
     monkeypatch.setattr(length, "FlooredDecay", lambda inner, floor: inner)
-    assert theory()["slope of the norm of a sum"] == "refuted"
+    assert theory(measured("length"))["slope of the norm of a sum"] == "refuted"
 
 
 def made_up(model, floor, at_end, slope):

@@ -190,11 +190,12 @@ def along(result: Result, name: str) -> tuple[list[int], list[float]]:
     """The places that follow a name among a result's numbers, and the numbers there.
 
     Example:
-        >>> along(Result({}, {"norm at 8": 0.5, "norm at 16": 0.7, "rank at 8": 2.0}, 0.1), "norm at")
+        >>> along(Result({}, {"norm at 8": 0.5, "norm at 16": 0.7, "norm at rest 8": 2.0}, 0.1), "norm at")
         ([8, 16], [0.5, 0.7])
     """
-    found = {x.removeprefix(f"{name} "): value for x, value in result.numbers.items() if x.startswith(f"{name} ")}
-    return [int(place) for place in found], list(found.values())
+    found = {x.removeprefix(f"{name} "): value for x, value in result.numbers.items()}
+    places = [place for place in found if place.isdecimal()]
+    return [int(place) for place in places], [found[place] for place in places]
 
 
 def doubled(first: int, last: int) -> tuple[int, ...]:
