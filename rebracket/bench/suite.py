@@ -14,7 +14,7 @@ from rebracket.bench.benchmark import Estimates, Row, Run, compare
 from rebracket.bench.case import MODES, Backend, Case, Mode, Shape, Size
 from rebracket.bench.cases import by_name
 from rebracket.bench.cases.base import AttentionCase
-from rebracket.bench.clock import Budget
+from rebracket.bench.clock import Budget, keep_memory
 from rebracket.bench.crossover import SOFTMAX
 from rebracket.bench.limits import Limits, measure_limits
 
@@ -157,6 +157,7 @@ def run(suite: Suite, report: Report) -> SuiteResult:
         >>> {row.case.title for row in run(suite, lambda done, total, text: None).rows}
         {'linear with normalizer'}
     """
+    keep_memory()
     benchmarks, sweeps = list(suite.benchmarks()), list(suite.sweeps())
     total = len(benchmarks) + len(sweeps)
     budget = Budget(suite.rounds, suite.seconds, suite.quiet, (total + 1) * len(suite.threads))

@@ -15,7 +15,6 @@ from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.model import LanguageModel
-from rebracket.nn.projections import Projection
 from rebracket.train.config import OptimizerConfig
 
 if TYPE_CHECKING:
@@ -159,22 +158,12 @@ def best(results: Sequence[Result]) -> dict[str, Result]:
 
 
 def build(mixer: str, task: Task, seed: int) -> LanguageModel:
-    """Two layers of a mixer; softmax, which has no convolution of its own, follows one.
-
-    Weights start with standard deviation d^(-1/2) for d inputs, the embedding with 0.2: with 0.02 throughout, which
-    suits wide models, hardly anything was learned in a thousand steps.
-    """
+    """Two layers of a mixer; softmax, which has no convolution of its own, follows one."""
     sizes = {"heads": HEADS, "key_dim": KEY_DIM.get(mixer, FEATURES), "value_dim": VALUE_DIM}
     linear = {"mixer": mixer, **sizes, "convolution": CONVOLUTION}
     layers = attention() if mixer == "softmax" else [linear, linear]
     context = task.test[-1].tokens
-    model = model_without_mlps(layers, vocabulary=task.vocabulary, d_model=D_MODEL, context=context, seed=seed)
-    with torch.no_grad():
-        model.embed.weight.mul_(10)
-        for module in model.modules():
-            if isinstance(module, Projection):
-                module.weight.mul_(module.in_features**-0.5 / module.std)
-    return model
+    return model_without_mlps(layers, vocabulary=task.vocabulary, d_model=D_MODEL, context=context, seed=seed)
 
 
 def attention() -> list[dict[str, Any]]:

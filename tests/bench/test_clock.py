@@ -1,5 +1,8 @@
 """Samples are taken in turns, as many as fit, and what the clock says is what passed."""
 
+import platform
+import subprocess
+import sys
 import time
 
 import pytest
@@ -147,3 +150,21 @@ def test_it_waits_no_longer_than_it_was_told(monkeypatch):
     clock.wait_for_quiet(0.25)
     assert 0.2 < time.perf_counter() - begun < 5
     clock.wait_for_quiet(0)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the malloc of glibc is told")
+def test_memory_that_was_freed_is_used_again():
+    """In a process of its own, because it holds for the rest of one."""
+    code = """
+import resource, torch
+from rebracket.bench.clock import keep_memory
+keep_memory()
+faults = []
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    large, small = torch.ones(16 << 20), torch.ones(1 << 20)
+    del small, large
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+assert faults[0] > 100 > 10 > faults[-1], faults
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

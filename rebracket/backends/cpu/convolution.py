@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
+from rebracket.backends.cpu import library
 from rebracket.backends.cpu.covers import uncovered
-from rebracket.backends.cpu.library import DTYPES, empty, load
-from rebracket.backends.cpu.library import Convolution as Structure
+from rebracket.backends.cpu.library import DTYPES, empty
 from rebracket.backends.cpu.recurrence import contiguous_rows, known, pointer
 from rebracket.ops.call import Convolution
 from rebracket.ops.native import NativeOperator, Results, register
 
 BLOCK = 256
 """Tokens of a unit of work, which is also what is summed up at a time in the gradients of weight and bias."""
+
+
+@final
+class ConvolutionCall(ctypes.Structure):
+    """One call of the short convolution; the last line is for its backward pass alone."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("T", "D", "N", "width", "block", "blocks")),
+        *((name, ctypes.c_int32) for name in ("silu", "dtype", "weight_dtype", "bias_dtype")),
+        ("x", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("x_row", "x_token")),
+        *((name, ctypes.c_void_p) for name in ("y", "tail", "tail_out", "weight", "bias", "offsets", "first_block")),
+        ("grad_y", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("grad_y_row", "grad_y_token")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("grad_tail_out", "grad_x", "grad_tail", "sums", "grad_weight", "grad_bias")
+        ),
+    )
 
 
 @final
@@ -42,7 +62,8 @@ class ConvolutionKernels(NativeOperator[Convolution]):
         call = readable(call)
         y, first = zero_padded(call), first_blocks(call)
         tail = y.new_empty(call.sequences, call.weight.shape[1] - 1, call.x.shape[2])
-        load().convolve(describe(call, first, y, tail))
+        native = describe(call, first, y, tail)
+        library.kernel("convolution_forward", ConvolutionCall)(ctypes.byref(native))
         return y, tail
 
     def outline(self, call: Convolution, keep: bool) -> Results:
@@ -65,7 +86,7 @@ class ConvolutionKernels(NativeOperator[Convolution]):
         native.grad_tail_out, native.sums = pointer(grad_tail), sums.data_ptr()
         native.grad_x, native.grad_tail = made["x"].data_ptr(), pointer(made.get("tail"))
         native.grad_weight, native.grad_bias = made["weight"].data_ptr(), made["bias"].data_ptr()
-        load().convolve_back(native)
+        library.kernel("convolution_backward", ConvolutionCall)(ctypes.byref(native))
         return {name: made[name].to(x.dtype) for name, x in given.tensors().items() if name in made}
 
 
@@ -90,13 +111,13 @@ def first_blocks(call: Convolution) -> Tensor | None:
     return torch.cat((blocks.new_zeros(1), blocks.cumsum(0)))
 
 
-def describe(call: Convolution, first: Tensor | None, y: Tensor | None, tail: Tensor | None) -> Structure:
+def describe(call: Convolution, first: Tensor | None, y: Tensor | None, tail: Tensor | None) -> ConvolutionCall:
     """The structure of a readable call."""
     x, weight, bias, N = call.x, call.weight, call.bias, call.sequences
     _, T, D = x.shape
     row, token, _ = x.stride()
     blocks = N * max(1, -(-T // BLOCK)) if first is None else int(first[-1])
-    return Structure(
+    return ConvolutionCall(
         T, D, N, weight.shape[1], BLOCK, blocks, call.activation is not None,
         DTYPES[x.dtype], DTYPES[weight.dtype], 0 if bias is None else DTYPES[bias.dtype],
         x.data_ptr(), row, token, pointer(y), pointer(call.tail), pointer(tail), weight.data_ptr(), pointer(bias),

@@ -1,20 +1,24 @@
-"""The shared library of kernels: its structures, its loading, and the instruction set in use.
+"""The shared library of kernels: its loading, the instruction set in use, and its kernels by name.
 
-The library describes itself: its constants, its kernels, the size of each structure and the place of each field. All of
-it is compared when the library is loaded, so that a library of another version is refused, not called.
+A caller declares the structure of its call beside itself and asks for `kernel(name, structure)`. The library describes
+every structure: its size, the place of each field, its constants. All of it is compared before a kernel is called for
+the first time, so that a library of another version is refused, not called.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import struct
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -42,12 +46,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 VARIABLE = "REBRACKET_ISA"
 LARGE = 4 << 20
 """Bytes from which on a result asks for large pages."""
-CHUNK_WRITES = 16
-"""Writes that the kernels compute at once."""
-SEGMENT_WRITES = 128
-"""Writes between two states that the forward pass keeps for the backward pass."""
-CONSTANTS = {"version": 1, "chunk_writes": CHUNK_WRITES, "segment_writes": SEGMENT_WRITES}
-"""What this code takes for granted of the library; the version is raised where a meaning changes and no size does."""
+VERSION = 2
+"""Raised, with that of csrc/dispatch.cpp, where the meaning of a call changes and no layout does."""
 
 
 @final
@@ -63,110 +63,46 @@ class Rows(ctypes.Structure):
 
 
 @final
-class Call(ctypes.Structure):
-    """One call of the recurrence; `segments` is how many states `entries` has room for in each head."""
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of one instruction set, over torch's threads.
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("B", "T", "H", "K", "V", "N", "per_token", "slices", "segments")),
-        *((name, ctypes.c_int32) for name in ("decay", "normalize")),
-        ("scale", ctypes.c_float),
-        *((name, Rows) for name in ("q", "k", "v", "r", "beta", "log_decay", "out")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("bonus", "offsets", "memory_in", "key_sum_in", "memory_out", "key_sum_out")
-        ),
-        *((name, ctypes.c_void_p) for name in ("entries", "first_segment", "carries", "wrong")),
-    )
+    It checks the sizes, strides and offsets of its call before it reads or writes anything else; a ValueError says
+    what does not fit.
+    """
 
+    function: Callable[[object, int | None], bytes | None]
+    loop: int | None
 
-@final
-class Gradients(ctypes.Structure):
-    """The gradients of one call: of its outputs in, of its inputs out."""
-
-    _fields_ = (
-        *((name, Rows) for name in ("out", "q", "k", "v", "r", "beta", "log_decay")),
-        *((name, ctypes.c_void_p) for name in ("memory_out", "key_sum_out", "memory_in", "key_sum_in", "bonus")),
-    )
-
-
-@final
-class Backward(ctypes.Structure):
-    """The backward pass of a call."""
-
-    _fields_ = (("call", ctypes.POINTER(Call)), ("gradients", ctypes.POINTER(Gradients)))
-
-
-@final
-class Convolution(ctypes.Structure):
-    """One call of the short convolution; the last line is for its backward pass alone."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("T", "D", "N", "width", "block", "blocks")),
-        *((name, ctypes.c_int32) for name in ("silu", "dtype", "weight_dtype", "bias_dtype")),
-        ("x", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("x_row", "x_token")),
-        *((name, ctypes.c_void_p) for name in ("y", "tail", "tail_out", "weight", "bias", "offsets", "first_block")),
-        ("grad_y", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("grad_y_row", "grad_y_token")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("grad_tail_out", "grad_x", "grad_tail", "sums", "grad_weight", "grad_bias")
-        ),
-    )
-
-
-KERNELS: dict[str, type[ctypes.Structure]] = {
-    "forward": Call,
-    "step": Call,
-    "backward": Backward,
-    "convolution_forward": Convolution,
-    "convolution_backward": Convolution,
-}
-"""Every kernel and the structure that describes its call, as listed in csrc/kernels.h."""
+    def __call__(self, call: object) -> None:
+        """Runs the call whose structure is given by reference or by its address."""
+        if refusal := self.function(call, self.loop):
+            raise (MemoryError if refusal.startswith(b"out of memory") else ValueError)(refusal.decode())
 
 
 @final
 @dataclass(frozen=True)
 class Library:
-    """The loaded kernels of one instruction set.
-
-    A kernel checks the sizes, strides and offsets of its call before it reads or writes anything else; a ValueError
-    says what does not fit.
-    """
+    """The loaded kernels of one instruction set."""
 
     entry: ctypes.CDLL
-    kernels: int
     isa: str
-    loop: int | None
-    chunk_writes: int
-    segment_writes: int
 
-    def forward(self, call: Call) -> None:
-        check(self.entry.rebracket_forward(self.kernels, ctypes.byref(call), self.loop))
-
-    def backward(self, call: Call, gradients: Gradients) -> None:
-        both = Backward(ctypes.pointer(call), ctypes.pointer(gradients))
-        check(self.entry.rebracket_backward(self.kernels, ctypes.byref(both), self.loop))
-
-    def step(self, call: Call | ctypes.Array[ctypes.c_int64]) -> None:
-        check(self.entry.rebracket_step(self.kernels, ctypes.byref(call), self.loop))
-
-    def step_at(self, address: int) -> None:
-        """A step whose structure is at this address; the shortest way from Python."""
-        if refusal := self.entry.rebracket_step(self.kernels, address, self.loop):
-            check(refusal)
-
-    def convolve(self, call: Convolution) -> None:
-        check(self.entry.rebracket_convolution_forward(self.kernels, ctypes.byref(call), self.loop))
-
-    def convolve_back(self, call: Convolution) -> None:
-        check(self.entry.rebracket_convolution_backward(self.kernels, ctypes.byref(call), self.loop))
+    def kernel(self, name: str, structure: type[ctypes.Structure]) -> Kernel:
+        """The kernel of this name; an OSError says where its layout is not that of the structure."""
+        with belonging():
+            for each in reached(structure):
+                told = facts(getattr(self.entry, f"rebracket_layout_{each.__name__}_{self.isa}"))
+                compare(each.__name__, layout(each), told)
+            function = getattr(self.entry, f"rebracket_{name}_{structure.__name__}_{self.isa}")
+        function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p]
+        return Kernel(function, torch_loop())
 
 
-def check(refusal: bytes | None) -> None:
-    """Raises what a kernel says against its call."""
-    if refusal is not None:
-        raise (MemoryError if refusal.startswith(b"out of memory") else ValueError)(refusal.decode())
+@functools.cache
+def kernel(name: str, structure: type[ctypes.Structure]) -> Kernel:
+    """The kernel that a source in csrc/ defines under this name, called with this structure."""
+    return load().kernel(name, structure)
 
 
 @functools.cache
@@ -190,46 +126,44 @@ def say_missing() -> None:
 
 def with_isa(name: str | None) -> Library:
     """The library bound to an instruction set; None is the best."""
-    entry = opened()
     isa = name or isas()[0]
-    kernels = entry.rebracket_kernels(isa.encode())
-    if not kernels:
+    if isa not in isas():
         raise ValueError(f"{VARIABLE} must be one of {', '.join(isas())} on this machine, got {isa!r}")
-    known = facts(entry)
-    return Library(entry, kernels, isa, torch_loop(), known["chunk_writes"], known["segment_writes"])
+    return Library(opened(), isa)
 
 
 @functools.cache
 def opened() -> ctypes.CDLL:
-    """The library at PATH, with its functions bound; an OSError says why it cannot be this code's library."""
+    """The library at PATH, found to be whole and of this version; an OSError says why it cannot be this code's."""
     assert PATH is not None
+    with belonging():
+        length, size = stated_length(PATH), PATH.stat().st_size
+        if length > size:
+            raise OSError(f"it was cut short, {size} bytes of {length}")
+        entry = ctypes.CDLL(str(PATH))
+        compare("library", {"version": VERSION}, {"version": entry.rebracket_version()})
+    entry.rebracket_isa.restype, entry.rebracket_isa.argtypes = ctypes.c_char_p, [ctypes.c_int64]
+    entry.rebracket_large_pages.restype = None
+    entry.rebracket_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    return entry
+
+
+@contextmanager
+def belonging() -> Iterator[None]:
+    """Says of what is missing or wrong in the library whose it was taken for, and the remedy."""
     try:
-        entry = checked(PATH)
+        yield
     except (OSError, AttributeError) as error:
         remedy = f"unset {ELSEWHERE}" if os.environ.get(ELSEWHERE) else "install rebracket again"
         raise OSError(f"{PATH} is not the kernels of {FOLDER.parents[1]}: {error}; {remedy}") from error
-    pointer = ctypes.c_void_p
-    entry.rebracket_isa.restype, entry.rebracket_isa.argtypes = ctypes.c_char_p, [ctypes.c_int64]
-    entry.rebracket_kernels.restype, entry.rebracket_kernels.argtypes = pointer, [ctypes.c_char_p]
-    entry.rebracket_large_pages.restype, entry.rebracket_large_pages.argtypes = None, [pointer, ctypes.c_int64]
-    for name in KERNELS:
-        function = getattr(entry, f"rebracket_{name}")
-        function.restype, function.argtypes = ctypes.c_char_p, [pointer, pointer, pointer]
-    return entry
 
 
-def checked(path: Path) -> ctypes.CDLL:
-    """The library at a path, found to be whole and to describe itself as this code expects."""
-    length, size = stated_length(path), path.stat().st_size
-    if length > size:
-        raise OSError(f"it was cut short, {size} bytes of {length}")
-    entry = ctypes.CDLL(str(path))
-    expected, found = expected_facts(), facts(entry)
+def compare(of: str, expected: dict[str, int], found: dict[str, int]) -> None:
+    """Raises what the library says of itself that this code does not expect."""
     wrong = [name for name in expected | found if expected.get(name) != found.get(name)]
     if wrong:
-        listed = ", ".join(f"{name} = {expected.get(name)} and found {found.get(name)}" for name in wrong[:3])
+        listed = ", ".join(f"{of}.{name} = {expected.get(name)} and found {found.get(name)}" for name in wrong[:3])
         raise OSError(f"expected {listed}" + (f", and {len(wrong) - 3} further differences" if len(wrong) > 3 else ""))
-    return entry
 
 
 def stated_length(path: Path) -> int:
@@ -246,29 +180,30 @@ def stated_length(path: Path) -> int:
 
 @final
 class Fact(ctypes.Structure):
-    """A line of the library's description of itself."""
+    """A line of what the library says of a structure."""
 
     _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_int64))
 
 
-def facts(entry: ctypes.CDLL) -> dict[str, int]:
-    """The library's description of itself."""
-    function = entry.rebracket_facts
-    function.restype, found, i = ctypes.POINTER(Fact), {}, 0
-    listed = function()
-    while name := listed[i].name:
-        found[name.decode()] = listed[i].value
-        i += 1
-    return found
+def facts(described: Any) -> dict[str, int]:
+    """What the library says of a structure, by the function that says it."""
+    described.restype, described.argtypes = ctypes.POINTER(Fact), []
+    listed = iter(described())
+    return {fact.name.decode(): fact.value for fact in itertools.takewhile(lambda fact: fact.name, listed)}
 
 
-def expected_facts() -> dict[str, int]:
-    """The description of a library that belongs to this code."""
-    structures = (Rows, Call, Gradients, Backward, Convolution)
-    kernels = {f"kernel {name}": ctypes.sizeof(structure) for name, structure in KERNELS.items()}
-    sizes = {f"size {structure.__name__}": ctypes.sizeof(structure) for structure in structures}
-    places = {f"{s.__name__}.{name}": getattr(s, name).offset for s in structures for name, *_ in s._fields_}
-    return CONSTANTS | kernels | sizes | places
+def layout(structure: type[ctypes.Structure]) -> dict[str, int]:
+    """What the library has to say of a structure: its size, the place of each field, and its constants, in capitals."""
+    constants = {name: x for name, x in vars(structure).items() if name.isupper() and isinstance(x, int)}
+    places = {name: getattr(structure, name).offset for name, *_ in structure._fields_}
+    return {"sizeof": ctypes.sizeof(structure)} | constants | places
+
+
+def reached(structure: type[ctypes.Structure]) -> list[type[ctypes.Structure]]:
+    """A structure, and those that its fields hold or point to."""
+    kinds = [getattr(kind, "_type_", kind) for _, kind, *_ in structure._fields_]
+    inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ctypes.Structure)]
+    return list(dict.fromkeys([structure, *(each for kind in inner for each in reached(kind))]))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, final
@@ -9,15 +10,54 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from rebracket.backends.cpu import library
 from rebracket.backends.cpu.covers import uncovered
-from rebracket.backends.cpu.library import CHUNK_WRITES, DTYPES, SEGMENT_WRITES, Call, Gradients, empty, load, rows
+from rebracket.backends.cpu.library import DTYPES, Rows, empty, rows
 from rebracket.ops.call import Recurrence
-from rebracket.ops.checks import check_decay_values
+from rebracket.ops.checks import check_numbers
 from rebracket.ops.native import NativeOperator, Results, register
 from rebracket.ops.state import Output, State
 
 TIMED = ("q", "k", "v", "r", "beta", "log_decay")
 """The tensors of a call that the kernels read by strides; their gradients are in the same order."""
+
+
+@final
+class Call(ctypes.Structure):
+    """One call of the recurrence; `segments` is how many states `entries` has room for in each head."""
+
+    CHUNK_WRITES = 16
+    """Writes that the kernels compute at once."""
+    SEGMENT_WRITES = 128
+    """Writes between two states that the forward pass keeps for the backward pass."""
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("B", "T", "H", "K", "V", "N", "per_token", "slices", "segments")),
+        *((name, ctypes.c_int32) for name in ("decay", "normalize")),
+        ("scale", ctypes.c_float),
+        *((name, Rows) for name in ("q", "k", "v", "r", "beta", "log_decay", "out")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("bonus", "offsets", "memory_in", "key_sum_in", "memory_out", "key_sum_out")
+        ),
+        *((name, ctypes.c_void_p) for name in ("entries", "first_segment", "carries", "wrong")),
+    )
+
+
+@final
+class Gradients(ctypes.Structure):
+    """The gradients of one call: of its outputs in, of its inputs out."""
+
+    _fields_ = (
+        *((name, Rows) for name in ("out", "q", "k", "v", "r", "beta", "log_decay")),
+        *((name, ctypes.c_void_p) for name in ("memory_out", "key_sum_out", "memory_in", "key_sum_in", "bonus")),
+    )
+
+
+@final
+class Backward(ctypes.Structure):
+    """The backward pass of a call."""
+
+    _fields_ = (("call", ctypes.POINTER(Call)), ("gradients", ctypes.POINTER(Gradients)))
 
 
 @final
@@ -30,13 +70,13 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
     kept: ClassVar[int] = 1
 
     def covers(self, call: Recurrence) -> str | None:
-        if call.chunk is not None and call.chunk * call.per_token != CHUNK_WRITES:
+        if call.chunk is not None and call.chunk * call.per_token != Call.CHUNK_WRITES:
             writes = "" if call.per_token == 1 else f" of {call.per_token} writes"
-            return f"its chunks are {CHUNK_WRITES} writes, and {call.chunk} tokens{writes} were asked for"
+            return f"its chunks are {Call.CHUNK_WRITES} writes, and {call.chunk} tokens{writes} were asked for"
         return uncovered(call, "q", call.q)
 
     def settled(self, call: Recurrence) -> Recurrence:
-        return call if call.chunk is not None else replace(call, chunk=-(-CHUNK_WRITES // call.per_token))
+        return call if call.chunk is not None else replace(call, chunk=-(-Call.CHUNK_WRITES // call.per_token))
 
     def run(self, call: Recurrence) -> Output:
         out, memory, key_sum = self.compute(call)
@@ -61,8 +101,8 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         entries = empty(segments * H * K * (V + call.normalize))
         if first is not None:
             native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), segments
-        load().forward(native)
-        check_decays(call, wrong)
+        library.kernel("forward", Call)(ctypes.byref(native))
+        check_wrong(call, wrong)
         return out, memory, key_sum, entries
 
     def outline(self, call: Recurrence, keep: bool) -> Results:
@@ -95,7 +135,8 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         gradients.memory_out, gradients.key_sum_out = pointer(grad_memory), pointer(grad_key_sum)
         for field, name in (("memory_in", "memory"), ("key_sum_in", "key_sum"), ("bonus", "bonus")):
             setattr(gradients, field, pointer(made.get(name)))
-        load().backward(native, gradients)
+        both = Backward(ctypes.pointer(native), ctypes.pointer(gradients))
+        library.kernel("backward", Backward)(ctypes.byref(both))
         if "bonus" in made:
             made["bonus"] = made["bonus"].sum(0)
         return {name: shaped(made[name], x) for name, x in given.tensors().items() if name in made}
@@ -139,7 +180,7 @@ def pointer(x: Tensor | None) -> int | None:
 
 
 def describe(call: Recurrence, out: Tensor, memory: Tensor, key_sum: Tensor | None, wrong: Tensor) -> Call:
-    """The structure of a readable call; `wrong` is set where a decay is positive or NaN."""
+    """The structure of a readable call; `wrong` is set where `check_numbers` has something against it."""
     B, T, _, K = call.q.shape
     H, V = call.v.shape[2:]
     native = Call(B, T, H, K, V, call.sequences, call.per_token, 1)
@@ -177,7 +218,7 @@ def first_segments(call: Recurrence) -> Tensor:
         lengths = torch.full((call.q.shape[0],), call.q.shape[1] * call.per_token, device="cpu")
     else:
         lengths = call.cu_seqlens.diff() * call.per_token
-    segments = (lengths + SEGMENT_WRITES - 1) // SEGMENT_WRITES
+    segments = (lengths + Call.SEGMENT_WRITES - 1) // Call.SEGMENT_WRITES
     return torch.cat((segments.new_zeros(1), segments.cumsum(0)))
 
 
@@ -185,13 +226,16 @@ def fake_segments(call: Recurrence) -> Any:
     """How many states are kept, for a traced call; unknown for packed sequences until their lengths are."""
     if call.cu_seqlens is not None:
         return torch.library.get_ctx().new_dynamic_size()
-    return call.q.shape[0] * ((call.q.shape[1] * call.per_token + SEGMENT_WRITES - 1) // SEGMENT_WRITES)
+    return call.q.shape[0] * ((call.q.shape[1] * call.per_token + Call.SEGMENT_WRITES - 1) // Call.SEGMENT_WRITES)
 
 
-def check_decays(call: Recurrence, wrong: Tensor) -> None:
-    """Where the kernels saw a decay that is positive or NaN: says which."""
-    if wrong.item() and call.log_decay is not None:
-        check_decay_values(call.log_decay[:, : None if call.cu_seqlens is None else int(call.cu_seqlens[-1])])
+def check_wrong(call: Recurrence, wrong: Tensor) -> None:
+    """Where the kernels saw a decay or a strength that no call may have: says which."""
+    if wrong.item():
+        tokens = None if call.cu_seqlens is None else int(call.cu_seqlens[-1])
+        writes = None if tokens is None else tokens * call.per_token
+        timed = ((call.log_decay, tokens), (call.beta, writes))
+        check_numbers(*(None if x is None else x[:, :last] for x, last in timed))
 
 
 def slices(units: int, V: int) -> int:

@@ -11,17 +11,16 @@ from torch import Tensor
 
 from rebracket.backends.cpu import library
 from rebracket.backends.cpu.covers import uncovered
-from rebracket.backends.cpu.library import Call, Library, Rows, empty
-from rebracket.backends.cpu.recurrence import KERNELS, check_decays, describe, readable
+from rebracket.backends.cpu.library import Kernel, Rows, empty
+from rebracket.backends.cpu.recurrence import KERNELS, Call, check_wrong, describe, readable
 from rebracket.ops.backend import Implementation, PreparedStep, Tensors
 from rebracket.ops.call import Recurrence, Step
-from rebracket.ops.checks import check_decay_values
 from rebracket.ops.native import check_memory, learns, plain
 from rebracket.ops.state import Output, State
 
 FLAG = ctypes.sizeof(Call) // 8
 Words = ctypes.c_int64 * (FLAG + 1)
-"""A call seen as words, each pointer being one, and the flag of wrong decays behind them."""
+"""A call seen as words, each pointer being one, and the flag of wrong numbers behind them."""
 
 
 def word(name: str) -> int:
@@ -56,8 +55,9 @@ class StepKernels(Implementation[Step]):
         token = readable(token)
         B, _, H, V = token.v.shape
         out, wrong = empty(B, 1, H, V, dtype=token.q.dtype), torch.zeros(1, dtype=torch.int32, device="cpu")
-        library.load().step(describe(token, out, target.memory, target.key_sum, wrong))
-        check_decays(token, wrong)
+        native = describe(token, out, target.memory, target.key_sum, wrong)
+        library.kernel("step", Call)(ctypes.byref(native))
+        check_wrong(token, wrong)
         return Output(out, held.overwrite(target) if call.inplace and target is not held else target)
 
     def prepare(self, step: Step, given: Tensors) -> PreparedStep | None:
@@ -73,7 +73,9 @@ class StepKernels(Implementation[Step]):
         template = Words()
         ctypes.memmove(template, ctypes.byref(describe(token, out, held.memory, token.key_sum, wrong)), 8 * FLAG)
         pointers = tuple((SOURCES[name], i) for name, i in places.items() if i is not None and i >= 0)
-        return PreparedKernel(template, pointers, library.load(), step.inplace, token.normalize, out[:, 0])
+        return PreparedKernel(
+            template, pointers, library.kernel("step", Call), step.inplace, token.normalize, out[:, 0]
+        )
 
 
 def kernel_runs(token: Recurrence) -> bool:
@@ -109,7 +111,7 @@ class PreparedKernel:
     Args:
         template: the structure of the first of them.
         pointers: pairs of a word and the place, among the step's tensors, of the one whose address it is.
-        kernels: the library.
+        kernel: that of a step.
         inplace: whether the new state is written into the old one.
         normalize: whether there is a sum of keys.
         like: a tensor of the output's shape [B,H,V] and dtype.
@@ -117,7 +119,7 @@ class PreparedKernel:
 
     template: ctypes.Array[ctypes.c_int64]
     pointers: tuple[tuple[int, int], ...]
-    kernels: Library
+    kernel: Kernel
     inplace: bool
     normalize: bool
     like: Tensor
@@ -135,7 +137,5 @@ class PreparedKernel:
         words[WRONG], words[FLAG] = address + 8 * FLAG, 0
         if self.normalize:
             words[KEY_SUM_OUT] = after.key_sum.data_ptr()  # type: ignore[union-attr]
-        self.kernels.step_at(address)
-        if words[FLAG]:
-            check_decay_values(tensors[3])  # type: ignore[arg-type]
-        return Output(out, after)
+        self.kernel(address)
+        return None if words[FLAG] else Output(out, after)  # `step` says which decay or strength is wrong

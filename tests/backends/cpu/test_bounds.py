@@ -14,6 +14,8 @@ from torch import Tensor
 
 import rebracket as rb
 from rebracket.backends.cpu import library
+from rebracket.backends.cpu.convolution import ConvolutionCall
+from rebracket.backends.cpu.recurrence import Backward, Call, Gradients
 
 pytestmark = pytest.mark.skipif(library.PATH is None, reason="the kernels were not built")
 
@@ -54,26 +56,30 @@ class Memory:
         return [float(x) for y in self.written for x in (*y[:GUARD], *y[-GUARD:])]
 
 
+def run(name: str, call: ctypes.Structure) -> None:
+    library.kernel(name, type(call))(ctypes.byref(call))
+
+
 @final
 @dataclass
 class Trial:
     """A call of a kernel that fits, to be spoiled."""
 
     run: Callable[[], None]
-    call: library.Call
+    call: Call
     memory: Memory
-    gradients: library.Gradients = field(default_factory=library.Gradients)
-    convolution: library.Convolution = field(default_factory=library.Convolution)
+    gradients: Gradients = field(default_factory=Gradients)
+    convolution: ConvolutionCall = field(default_factory=ConvolutionCall)
     offsets: Tensor = field(default_factory=lambda: torch.zeros(0))
     starts: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
-def inputs(memory: Memory, tokens: int, sequences: int) -> library.Call:
+def inputs(memory: Memory, tokens: int, sequences: int) -> Call:
     """A delta rule with one decay a channel and grouped heads; r is k."""
     rows = B if tokens > 1 else sequences
     q, k, v = (memory.random(rows, tokens, *sizes) for sizes in ((Hq, K), (Hq, K), (H, V)))
     beta, log_decay = memory.random(rows, tokens, H), memory.random(rows, tokens, H, K).neg_()
-    call = library.Call(rows, tokens, H, K, V, sequences, 1, 1)
+    call = Call(rows, tokens, H, K, V, sequences, 1, 1)
     call.decay, call.scale, call.wrong = 3, 1.0, memory.numbers(0).data_ptr()
     for name, x in {"q": q, "k": k, "v": v, "r": k, "beta": beta, "log_decay": log_decay}.items():
         setattr(call, name, library.rows(x))
@@ -90,13 +96,13 @@ def forward() -> Trial:
     call.offsets, call.first_segment = offsets.data_ptr(), starts.data_ptr()
     call.memory_out = memory.result(N, H, K, V).data_ptr()
     call.entries, call.segments = memory.result(SEGMENTS[-1], H, K * V).data_ptr(), SEGMENTS[-1]
-    return Trial(lambda: library.load().forward(call), call, memory, offsets=offsets, starts=starts)
+    return Trial(lambda: run("forward", call), call, memory, offsets=offsets, starts=starts)
 
 
 def backward() -> Trial:
     done = forward()
     done.run()
-    memory, call, gradients = done.memory, done.call, library.Gradients()
+    memory, call, gradients = done.memory, done.call, Gradients()
     memory.held.extend(memory.written)
     memory.written.clear()
     gradients.out = library.rows(memory.random(B, T, H, V))
@@ -104,15 +110,15 @@ def backward() -> Trial:
     for name, sizes in shapes.items():
         setattr(gradients, name, library.rows(memory.result(B, T, *sizes)))
     gradients.memory_in = memory.result(N, H, K, V).data_ptr()
-    run = lambda: library.load().backward(call, gradients)  # noqa: E731
-    return Trial(run, call, memory, gradients, offsets=done.offsets, starts=done.starts)
+    both = Backward(ctypes.pointer(call), ctypes.pointer(gradients))
+    return Trial(lambda: run("backward", both), call, memory, gradients, offsets=done.offsets, starts=done.starts)
 
 
 def step() -> Trial:
     memory = Memory()
     call = inputs(memory, 1, 3)
     call.out, call.memory_out = library.rows(memory.result(3, 1, H, V)), memory.result(3, H, K, V).data_ptr()
-    return Trial(lambda: library.load().step(call), call, memory)
+    return Trial(lambda: run("step", call), call, memory)
 
 
 def convolution() -> Trial:
@@ -120,15 +126,15 @@ def convolution() -> Trial:
     memory, D, width, block = Memory(), 20, 4, 64
     x, weight = memory.random(1, T, D), memory.random(D, width)
     offsets, starts = memory.numbers(*OFFSETS), memory.numbers(0, 3, 4, 7)
-    c = library.Convolution(T, D, N, width, block, 7, 1)
+    c = ConvolutionCall(T, D, N, width, block, 7, 1)
     c.x, c.x_row, c.x_token, c.weight = x.data_ptr(), T * D, D, weight.data_ptr()
     c.y, c.tail_out = memory.result(1, T, D).data_ptr(), memory.result(N, width - 1, D).data_ptr()
     c.offsets, c.first_block = offsets.data_ptr(), starts.data_ptr()
     c.grad_y, c.grad_y_row, c.grad_y_token = memory.random(1, T, D).data_ptr(), T * D, D
     c.grad_x, c.sums = memory.result(1, T, D).data_ptr(), memory.result(7, width + 1, D).data_ptr()
     c.grad_weight, c.grad_bias = memory.result(D, width).data_ptr(), memory.result(D).data_ptr()
-    run = lambda: (library.load().convolve(c), library.load().convolve_back(c))[0]  # noqa: E731
-    return Trial(run, library.Call(), memory, convolution=c, offsets=offsets, starts=starts)
+    both = lambda: (run("convolution_forward", c), run("convolution_backward", c))[0]  # noqa: E731
+    return Trial(both, Call(), memory, convolution=c, offsets=offsets, starts=starts)
 
 
 MADE: dict[str, Callable[[], Trial]] = {
@@ -283,9 +289,9 @@ def test_what_only_the_way_back_needs_is_checked_there(kernel: str):
 
 
 def test_empty_calls_fit_without_any_memory():
-    call = library.Call(0, 0, 1, 1, 1, 0, 1, 1)
+    call = Call(0, 0, 1, 1, 1, 0, 1, 1)
     call.wrong = ctypes.addressof(ctypes.c_int32())
-    library.load().forward(call)
+    run("forward", call)
 
 
 def test_a_message_is_of_the_call_that_was_refused():

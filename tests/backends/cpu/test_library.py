@@ -1,7 +1,9 @@
 """The library of kernels belongs to the code that calls it, or is refused by name."""
 
-import ctypes.util
+import ctypes
+import importlib
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,10 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from rebracket.backends import cpu
 from rebracket.backends.cpu import library
+from rebracket.backends.cpu.convolution import ConvolutionCall
+from rebracket.backends.cpu.library import Rows
+from rebracket.backends.cpu.recurrence import Backward, Call, Gradients
 
 pytestmark = pytest.mark.skipif(library.PATH is None, reason="the kernels were not built")
+
+for module in pkgutil.walk_packages(cpu.__path__, f"{cpu.__name__}."):
+    if not module.name.endswith(".kernels"):
+        importlib.import_module(module.name)
+STRUCTURES = {
+    structure.__name__: structure
+    for structure in ctypes.Structure.__subclasses__()
+    if structure.__module__.startswith(cpu.__name__) and structure is not library.Fact
+}
+"""Every structure of a call, and those within."""
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +68,17 @@ for path in sys.argv[1:]:
     return done.stdout.splitlines()
 
 
-def test_python_and_the_kernels_share_their_constants():
-    loaded = library.load()
-    assert loaded.chunk_writes == library.CHUNK_WRITES
-    assert loaded.segment_writes == library.SEGMENT_WRITES
-    assert loaded.segment_writes % loaded.chunk_writes == 0
+def test_segments_are_made_of_chunks():
+    assert Call.SEGMENT_WRITES % Call.CHUNK_WRITES == 0
 
 
-def test_the_library_describes_every_kernel_and_every_field():
-    facts = library.facts(library.opened())
-    assert facts == library.expected_facts()
-    listed = (library.FOLDER / "csrc/kernels.h").read_text()
-    assert {name for name in facts if name.startswith("kernel ")} == {
-        f"kernel {name}" for name in re.findall(r"X\((\w+), \w+, __VA_ARGS__\)", listed)
-    }
-    assert {"Call.segments", "Rows.dtype", "Gradients.bonus", "Convolution.grad_bias", "Backward.call"} < facts.keys()
+@pytest.mark.parametrize("isa", library.isas() if library.PATH else ())
+def test_every_source_says_which_structures_its_kernels_take(isa: str):
+    sources = "".join(path.read_text() for path in (library.FOLDER / "csrc").glob("*.cpp"))
+    called = re.findall(r"^KERNEL\((\w+), (\w+)\)", sources, re.MULTILINE)
+    assert {("step", "Call"), ("backward", "Backward")} < set(called)
+    for name, structure in called:
+        library.with_isa(isa).kernel(name, STRUCTURES[structure])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the formats are those of Linux")
@@ -93,42 +106,55 @@ def test_what_is_no_whole_library_is_refused_and_kills_nothing(tmp_path: Path, b
         assert said.endswith("; unset REBRACKET_KERNELS")
 
 
-def test_another_library_is_refused():
-    name = ctypes.util.find_library("m")
-    if name is None:
-        pytest.skip("no library of mathematics here")
-    with pytest.raises(AttributeError, match="rebracket_facts"):
-        library.facts(ctypes.CDLL(name))
-
-
-@pytest.mark.parametrize("name", ["chunk_writes", "kernel step", "Call.scale"])
-def test_a_library_of_another_version_is_refused(name: str, tmp_path: Path, built: bytes):
-    held = name.encode() + b"\0"
-    assert built.count(held) == 1
-    path = tmp_path / "kernels.so"
-    path.write_bytes(built.replace(held, held[:-2] + b"_\0"))
-    with pytest.raises(OSError, match=rf"expected {name} = \d+ and found None"):
-        library.checked(path)
+@pytest.mark.usefixtures("reopened")
+def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "PATH", Path(torch.__file__).parent / "lib/libc10.so")
+    with pytest.raises(OSError, match="is not the kernels of .*: .*rebracket_version"):
+        library.opened()
 
 
 @pytest.mark.usefixtures("reopened")
-def test_a_library_of_other_numbers_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library, "CONSTANTS", library.CONSTANTS | {"version": 2, "segment_writes": 64})
+def test_a_library_of_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "VERSION", 7)
     monkeypatch.delenv(library.ELSEWHERE, raising=False)
-    expected = "expected version = 2 and found 1, segment_writes = 64 and found 128; install rebracket again"
-    with pytest.raises(OSError, match=expected) as caught:
+    with pytest.raises(OSError, match="expected library.version = 7 and found 2; install rebracket again") as caught:
         library.opened()
     assert str(library.PATH) in str(caught.value)
 
 
-@pytest.mark.usefixtures("reopened")
-def test_a_structure_of_other_fields_is_refused(monkeypatch: pytest.MonkeyPatch):
-    others = {"T": "D", "D": "T"}
-    fields = tuple((others.get(name, name), kind) for name, kind, *_ in library.Convolution._fields_)
-    Convolution = type("Convolution", (ctypes.Structure,), {"_fields_": fields})
-    monkeypatch.setattr(library, "Convolution", Convolution)
-    with pytest.raises(OSError, match="Convolution.D = 0 and found 8, Convolution.T = 8 and found 0"):
-        library.opened()
+def other(structure: type[ctypes.Structure], **changes: object) -> type[ctypes.Structure]:
+    """A structure of the same name with other fields or constants."""
+    return type(structure.__name__, (ctypes.Structure,), {"_fields_": structure._fields_} | changes)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+def test_structures_of_other_fields_are_refused(structure: type[ctypes.Structure]):
+    fields = structure._fields_
+    with pytest.raises(OSError, match=rf"expected {structure.__name__}.sizeof = \d+ and found \d+, .*more = "):
+        library.load().kernel("any", other(structure, _fields_=(*fields, ("more", ctypes.c_int64))))
+    for i, (name, *_) in enumerate(fields):
+        renamed = (*fields[:i], ("renamed", *fields[i][1:]), *fields[i + 1 :])
+        place = getattr(structure, name).offset
+        with pytest.raises(OSError, match=rf"{structure.__name__}.renamed = {place} and found None.*"):
+            library.load().kernel("any", other(structure, _fields_=renamed))
+
+
+@pytest.mark.parametrize("name", ["CHUNK_WRITES", "SEGMENT_WRITES"])
+def test_other_constants_are_refused(name: str):
+    constants = {"CHUNK_WRITES": Call.CHUNK_WRITES, "SEGMENT_WRITES": Call.SEGMENT_WRITES}
+    with pytest.raises(OSError, match=rf"expected Call.{name} = 64 and found {constants[name]};"):
+        library.load().kernel("any", other(Call, **(constants | {name: 64})))
+
+
+def test_structures_within_and_behind_pointers_are_compared():
+    assert library.reached(Backward) == [Backward, Call, Rows, Gradients]
+
+
+def test_a_kernel_that_is_not_there_or_takes_another_structure_is_refused():
+    with pytest.raises(OSError, match=r"is not the kernels of .*rebracket_absent_Call_"):
+        library.kernel("absent", Call)
+    with pytest.raises(OSError, match=r"is not the kernels of .*rebracket_step_ConvolutionCall_"):
+        library.kernel("step", ConvolutionCall)
 
 
 def test_where_the_kernels_are_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

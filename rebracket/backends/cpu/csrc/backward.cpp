@@ -202,6 +202,10 @@ int64_t sequence_of(const Call& a, int64_t segment) {
 
 }  // namespace
 
+LAYOUT(Gradients, AT(out), AT(q), AT(k), AT(v), AT(r), AT(beta), AT(log_decay), AT(memory_out), AT(key_sum_out), AT(memory_in),
+       AT(key_sum_in), AT(bonus))
+LAYOUT(Backward, AT(call), AT(gradients))
+
 KERNEL(backward, Backward) {
     const Call& a = *call.call;
     const Gradients& all = *call.gradients;

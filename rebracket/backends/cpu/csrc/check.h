@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <initializer_list>
 #include "kernels.h"
+#include "recurrence.h"
 #include "vector.h"
 
 namespace {
@@ -190,53 +191,6 @@ const char* check_backward(const Call& a, const Gradients& g) {
     REQUIRE(!a.normalize && !a.bonus, "carries are for calls without normalize and bonus");
     for (int64_t n = 0; n < a.N; ++n)
         REQUIRE(a.first_segment[n] < a.first_segment[n + 1], "carries need sequences of a token or more, and %lld has none", n);
-    return nullptr;
-}
-
-const char* check_convolution(const Convolution& a) {
-    auto known = [](int32_t dtype) { return dtype >= FLOAT32 && dtype <= FLOAT16; };
-    REQUIRE(a.T >= 0 && a.N >= 0 && a.blocks >= 0, "T, N and blocks must be >= 0, got %lld, %lld and %lld", a.T, a.N, a.blocks);
-    REQUIRE(a.D >= 1 && a.width >= 1 && a.block >= 1, "D, width and block must be >= 1, got %lld, %lld and %lld", a.D, a.width,
-            a.block);
-    REQUIRE(a.T <= INT64_MAX - a.block && a.width <= LARGEST, "T = %lld, block = %lld or width = %lld is too large", a.T, a.block,
-            a.width);
-    REQUIRE(countable({a.offsets ? 1 : a.N, a.T, a.D}) && countable({a.N, a.width, a.D}) && countable({a.blocks, a.width + 1, a.D}),
-            "N = %lld, T = %lld, D = %lld, width = %lld and blocks = %lld are too many numbers to count", a.N, a.T, a.D, a.width,
-            a.blocks);
-    REQUIRE(known(a.dtype) && known(a.weight_dtype) && known(a.bias_dtype), "x, weight or bias has an unknown dtype: %lld, %lld, %lld",
-            int64_t(a.dtype), int64_t(a.weight_dtype), int64_t(a.bias_dtype));
-    if (a.offsets) {
-        CHECK(check_offsets(a.offsets, a.N, a.T));
-        CHECK(check_parts("first_block", a.first_block, a.offsets, a.N, a.T, 1, a.block, 1));
-    }
-    REQUIRE(a.offsets || !a.first_block, "first_block is for packed sequences");
-    int64_t each = a.T / a.block + (a.T % a.block > 0), needed = a.offsets ? a.first_block[a.N] : a.N * (each ? each : 1);
-    REQUIRE(a.blocks == needed, "blocks must be %lld for these sequences, got %lld", needed, a.blocks);
-    return nullptr;
-}
-
-// A tensor [N,T,D] of the convolution, or [1,T,D] where sequences are packed, by its strides.
-const char* check_sequence(const char* name, const Convolution& a, const void* data, int64_t row, int64_t token) {
-    Rows all{const_cast<void*>(data), row, token, 0, 1, a.dtype, a.offsets ? 1 : a.N, a.T, a.D};
-    return check_rows(name, all, Use::READ, all.B, all.T, 1, all.D);
-}
-
-const char* check_convolution_forward(const Convolution& a) {
-    CHECK(check_convolution(a));
-    CHECK(check_sequence("x", a, a.x, a.x_row, a.x_token));
-    REQUIRE(a.y || a.N == 0 || a.T == 0, "y is missing");
-    REQUIRE(a.tail_out || a.N == 0 || a.width == 1, "tail_out is missing");
-    REQUIRE(a.weight, "weight is missing");
-    return nullptr;
-}
-
-const char* check_convolution_backward(const Convolution& a) {
-    CHECK(check_convolution(a));
-    CHECK(check_sequence("x", a, a.x, a.x_row, a.x_token));
-    if (a.grad_y) CHECK(check_sequence("the gradient of y", a, a.grad_y, a.grad_y_row, a.grad_y_token));
-    REQUIRE(a.grad_x || a.N == 0 || a.T == 0, "the gradient of x is missing");
-    REQUIRE(a.sums || a.blocks == 0, "sums is missing");
-    REQUIRE(a.weight && a.grad_weight && a.grad_bias, "weight or the gradient of weight or bias is missing");
     return nullptr;
 }
 

@@ -8,7 +8,77 @@
 #include "check.h"
 #include "head_slice.h"
 
+// One call, described by pointers and strides.
+struct ConvolutionCall {
+    int64_t T, D, N, width;
+    int64_t block, blocks;  // tokens of a block, at which sums are made; blocks of all sequences, each of which has one at least
+    int32_t silu;
+    int32_t dtype;  // Dtype of x, y, the tails and their gradients
+    int32_t weight_dtype, bias_dtype;
+    const void* x;  // [N,T,D], or packed [1,T,D]; strides in elements, channels contiguous; all else is contiguous
+    int64_t x_row, x_token;
+    void* y;
+    const void* tail;  // [N,width-1,D] or null for zeros
+    void* tail_out;
+    const void *weight, *bias;    // [D,width]; [D] or null
+    const int64_t* offsets;       // [N+1], tokens of packed sequences, or null
+    const int64_t* first_block;   // [N+1], of packed sequences
+    const void* grad_y;           // or null for zeros, as is grad_tail_out
+    int64_t grad_y_row, grad_y_token;
+    const void* grad_tail_out;
+    void *grad_x, *grad_tail;     // grad_tail may be null
+    float* sums;                  // [blocks,width+1,D], of each block: gradients of the weight, then of the bias
+    float *grad_weight, *grad_bias;
+};
+
 namespace {
+
+const char* check_convolution(const ConvolutionCall& a) {
+    auto known = [](int32_t dtype) { return dtype >= FLOAT32 && dtype <= FLOAT16; };
+    REQUIRE(a.T >= 0 && a.N >= 0 && a.blocks >= 0, "T, N and blocks must be >= 0, got %lld, %lld and %lld", a.T, a.N, a.blocks);
+    REQUIRE(a.D >= 1 && a.width >= 1 && a.block >= 1, "D, width and block must be >= 1, got %lld, %lld and %lld", a.D, a.width,
+            a.block);
+    REQUIRE(a.T <= INT64_MAX - a.block && a.width <= LARGEST, "T = %lld, block = %lld or width = %lld is too large", a.T, a.block,
+            a.width);
+    REQUIRE(countable({a.offsets ? 1 : a.N, a.T, a.D}) && countable({a.N, a.width, a.D}) && countable({a.blocks, a.width + 1, a.D}),
+            "N = %lld, T = %lld, D = %lld, width = %lld and blocks = %lld are too many numbers to count", a.N, a.T, a.D, a.width,
+            a.blocks);
+    REQUIRE(known(a.dtype) && known(a.weight_dtype) && known(a.bias_dtype), "x, weight or bias has an unknown dtype: %lld, %lld, %lld",
+            int64_t(a.dtype), int64_t(a.weight_dtype), int64_t(a.bias_dtype));
+    if (a.offsets) {
+        CHECK(check_offsets(a.offsets, a.N, a.T));
+        CHECK(check_parts("first_block", a.first_block, a.offsets, a.N, a.T, 1, a.block, 1));
+    }
+    REQUIRE(a.offsets || !a.first_block, "first_block is for packed sequences");
+    int64_t each = a.T / a.block + (a.T % a.block > 0), needed = a.offsets ? a.first_block[a.N] : a.N * (each ? each : 1);
+    REQUIRE(a.blocks == needed, "blocks must be %lld for these sequences, got %lld", needed, a.blocks);
+    return nullptr;
+}
+
+// A tensor [N,T,D] of the convolution, or [1,T,D] where sequences are packed, by its strides.
+const char* check_sequence(const char* name, const ConvolutionCall& a, const void* data, int64_t row, int64_t token) {
+    Rows all{const_cast<void*>(data), row, token, 0, 1, a.dtype, a.offsets ? 1 : a.N, a.T, a.D};
+    return check_rows(name, all, Use::READ, all.B, all.T, 1, all.D);
+}
+
+const char* check_convolution_forward(const ConvolutionCall& a) {
+    CHECK(check_convolution(a));
+    CHECK(check_sequence("x", a, a.x, a.x_row, a.x_token));
+    REQUIRE(a.y || a.N == 0 || a.T == 0, "y is missing");
+    REQUIRE(a.tail_out || a.N == 0 || a.width == 1, "tail_out is missing");
+    REQUIRE(a.weight, "weight is missing");
+    return nullptr;
+}
+
+const char* check_convolution_backward(const ConvolutionCall& a) {
+    CHECK(check_convolution(a));
+    CHECK(check_sequence("x", a, a.x, a.x_row, a.x_token));
+    if (a.grad_y) CHECK(check_sequence("the gradient of y", a, a.grad_y, a.grad_y_row, a.grad_y_token));
+    REQUIRE(a.grad_x || a.N == 0 || a.T == 0, "the gradient of x is missing");
+    REQUIRE(a.sums || a.blocks == 0, "sums is missing");
+    REQUIRE(a.weight && a.grad_weight && a.grad_bias, "weight or the gradient of weight or bias is missing");
+    return nullptr;
+}
 
 constexpr int ROWS = 8;            // tokens at a time
 constexpr int64_t STRIP = 1024;   // channels of a strip, which is what a thread works on
@@ -39,7 +109,7 @@ struct SiluSlope {
 };
 
 // The sequence that a block belongs to.
-int64_t sequence(const Convolution& a, int64_t block) {
+int64_t sequence(const ConvolutionCall& a, int64_t block) {
     if (!a.first_block) return block / (a.blocks / a.N);
     int64_t low = 0, high = a.N;  // first_block[low] <= block < first_block[high]
     while (high - low > 1) {
@@ -51,12 +121,12 @@ int64_t sequence(const Convolution& a, int64_t block) {
 
 // One block of tokens of a sequence and one strip of channels; tokens are counted from the sequence's first.
 struct Strip {
-    const Convolution& call;
+    const ConvolutionCall& call;
     int64_t block, n, length, first, begin, end, before, from, channels, pitch;
     float *taps, *bias, *inputs;  // [width,pitch], [pitch], [before + ROWS,pitch] of which the last rows are the current tokens'
     Stream x, tail;
 
-    Strip(const Convolution& a, int64_t index);
+    Strip(const ConvolutionCall& a, int64_t index);
     // A tensor as its rows of this sequence and strip.
     Stream rows(const void* data, int64_t row, int64_t token) const {
         Rows all{const_cast<void*>(data), row, token, 0, 1, call.dtype};
@@ -75,15 +145,15 @@ struct Strip {
 // Floats from row to row: a cache line more than the channels, for rows a page apart would share one set of the cache.
 int64_t row_pitch(int64_t channels) { return padded(channels) + 16; }
 
-int64_t strips(const Convolution& a) { return (a.D + STRIP - 1) / STRIP; }
+int64_t strips(const ConvolutionCall& a) { return (a.D + STRIP - 1) / STRIP; }
 
 // Floats that one strip takes from the arena.
-int64_t scratch(const Convolution& a) {
+int64_t scratch(const ConvolutionCall& a) {
     int64_t pitch = row_pitch(a.D < STRIP ? a.D : STRIP);
     return pitch * (2 * a.width + 1 + 2 * (a.width - 1 + ROWS) + (a.width + 1) + ROWS + 1);
 }
 
-Strip::Strip(const Convolution& a, int64_t index) : call(a), block(index / strips(a)), n(sequence(a, block)) {
+Strip::Strip(const ConvolutionCall& a, int64_t index) : call(a), block(index / strips(a)), n(sequence(a, block)) {
     first = a.offsets ? a.offsets[n] : 0;
     length = a.offsets ? a.offsets[n + 1] - first : a.T;
     int64_t earlier = a.first_block ? a.first_block[n] : n * (a.blocks / a.N);
@@ -193,7 +263,7 @@ void write_tail(const Strip& s) {
     }
 }
 
-bool forward(const Convolution& a, int64_t index) {
+bool forward(const ConvolutionCall& a, int64_t index) {
     if (!arena.reserve(scratch(a))) return false;
     Strip s(a, index);
     Stream y = s.rows(a.y, a.T * a.D, a.D);
@@ -211,7 +281,7 @@ struct StripGradients {
     float *dz, *sums, *out, *extra;  // [before + ROWS,pitch], [width + 1,pitch], [ROWS,pitch], [pitch]
     Stream dy, dx, dtail, dtail_out;
 
-    StripGradients(const Convolution& a, int64_t index) : s(a, index) {
+    StripGradients(const ConvolutionCall& a, int64_t index) : s(a, index) {
         dz = s.window(), sums = arena.take((a.width + 1) * s.pitch);
         out = arena.take(ROWS * s.pitch), extra = arena.take(s.pitch);
         fill(dz, s.before * s.pitch, 0), fill(sums, (a.width + 1) * s.pitch, 0);
@@ -271,7 +341,7 @@ INLINE void backward_rows(StripGradients& g, int64_t t) {
     shift(s, s.inputs, R), shift(s, g.dz, R);
 }
 
-bool backward(const Convolution& a, int64_t index) {
+bool backward(const ConvolutionCall& a, int64_t index) {
     if (!arena.reserve(scratch(a))) return false;
     StripGradients g(a, index);
     int64_t t = g.s.begin, past = g.s.end + g.s.before;
@@ -283,7 +353,7 @@ bool backward(const Convolution& a, int64_t index) {
 }
 
 // The gradients of weight and bias: the sums of all blocks, in the order of time.
-void sum_blocks(const Convolution& a, int64_t index) {
+void sum_blocks(const ConvolutionCall& a, int64_t index) {
     int64_t from = index * COLUMNS, channels = a.D - from < COLUMNS ? a.D - from : COLUMNS, place = a.D * (a.width + 1);
     for (int64_t j = 0; j <= a.width; ++j) {
         double total[COLUMNS] = {};
@@ -295,7 +365,7 @@ void sum_blocks(const Convolution& a, int64_t index) {
 }
 
 // Runs `strip` over all blocks and strips. One may be a single token: a thread takes at least as many as fill 64 KiB.
-const char* over_strips(const Convolution& a, Loop loop, bool (*strip)(const Convolution&, int64_t)) {
+const char* over_strips(const ConvolutionCall& a, Loop loop, bool (*strip)(const ConvolutionCall&, int64_t)) {
     int64_t floats = (a.T < a.block ? a.T : a.block) * (a.D < STRIP ? a.D : STRIP);
     return parallel(a.blocks * strips(a), 1 + (1 << 14) / (1 + floats), loop, [&](int64_t begin, int64_t end) {
         bool done = true;
@@ -306,12 +376,16 @@ const char* over_strips(const Convolution& a, Loop loop, bool (*strip)(const Con
 
 }  // namespace
 
-KERNEL(convolution_forward, Convolution) {
+LAYOUT(ConvolutionCall, AT(T), AT(D), AT(N), AT(width), AT(block), AT(blocks), AT(silu), AT(dtype), AT(weight_dtype), AT(bias_dtype), AT(x),
+       AT(x_row), AT(x_token), AT(y), AT(tail), AT(tail_out), AT(weight), AT(bias), AT(offsets), AT(first_block), AT(grad_y),
+       AT(grad_y_row), AT(grad_y_token), AT(grad_tail_out), AT(grad_x), AT(grad_tail), AT(sums), AT(grad_weight), AT(grad_bias))
+
+KERNEL(convolution_forward, ConvolutionCall) {
     CHECK(check_convolution_forward(call));
     return over_strips(call, loop, forward);
 }
 
-KERNEL(convolution_backward, Convolution) {
+KERNEL(convolution_backward, ConvolutionCall) {
     CHECK(check_convolution_backward(call));
     CHECK(over_strips(call, loop, backward));
     return parallel((call.D + COLUMNS - 1) / COLUMNS, 1, loop, [&](int64_t begin, int64_t end) {

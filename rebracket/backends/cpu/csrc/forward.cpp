@@ -92,6 +92,11 @@ bool forward_group(const Call& a, int64_t index, int64_t count) {
 
 }  // namespace
 
+LAYOUT(Rows, AT(data), AT(batch), AT(time), AT(head), AT(heads), AT(dtype), AT(B), AT(T), AT(D))
+LAYOUT(Call, AT(B), AT(T), AT(H), AT(K), AT(V), AT(N), AT(per_token), AT(slices), AT(segments), AT(decay), AT(normalize), AT(scale), AT(q),
+       AT(k), AT(v), AT(r), AT(beta), AT(log_decay), AT(out), AT(bonus), AT(offsets), AT(memory_in), AT(key_sum_in), AT(memory_out),
+       AT(key_sum_out), AT(entries), AT(first_segment), AT(carries), AT(wrong), CONSTANT(CHUNK_WRITES), CONSTANT(SEGMENT_WRITES))
+
 KERNEL(forward, Call) {
     CHECK(check_forward(call));
     return parallel(call.N * call.H * call.slices, 1, loop, [&](int64_t begin, int64_t end) {

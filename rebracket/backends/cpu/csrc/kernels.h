@@ -1,26 +1,34 @@
-// The list of kernels, and what each of them is made of.
+// What a kernel is made of, and how Python finds it. A source holds one kernel or a few: the structure that describes a call, its
+// LAYOUT, and KERNEL(name, structure) { ... }. Python asks for both by name, so that no list has to be kept.
 #pragma once
-#include "convolution.h"
-#include "recurrence.h"
+#include <cstddef>
+#include <cstdint>
 
-// Every kernel: its name and the structure that describes its call. To add one, write its source file, which ends in
-// KERNEL(name, structure) { ... }, and add a line here: declarations, the table of each instruction set and the exported
-// functions all come from this list.
-#define KERNELS(X, ...)                               \
-    X(forward, Call, __VA_ARGS__)                     \
-    X(step, Call, __VA_ARGS__)                        \
-    X(backward, Backward, __VA_ARGS__)                \
-    X(convolution_forward, Convolution, __VA_ARGS__)  \
-    X(convolution_backward, Convolution, __VA_ARGS__)
+#define VISIBLE extern "C" __attribute__((visibility("default")))
 
 // torch's own loop over its threads: torch_parallel_for of its stable C interface.
 using Loop = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* with);
 
-#define KERNEL_OF(name, isa) rebracket_##name##_##isa
-#define KERNEL_NAME(name, isa) KERNEL_OF(name, isa)
+#define JOINED(name, structure, isa) rebracket_##name##_##structure##_##isa
+#define EXPORTED(name, structure, isa) JOINED(name, structure, isa)
 
 // A kernel for the instruction set of this translation unit. It returns null, or what does not fit in the call.
-#define KERNEL(name, structure) extern "C" const char* KERNEL_NAME(name, ISA)(const structure& call, Loop loop)
+#define KERNEL(name, structure) VISIBLE const char* EXPORTED(name, structure, ISA)(const structure& call, Loop loop)
+
+struct Fact {
+    const char* name;
+    int64_t value;
+};
+
+// What Python has to agree with before it calls a kernel: the size of a structure, the place of each field, its constants.
+#define LAYOUT(structure, ...)                                                                   \
+    VISIBLE const Fact* EXPORTED(layout, structure, ISA)() {                                     \
+        using Described = structure;                                                             \
+        static const Fact facts[] = {{"sizeof", sizeof(Described)}, __VA_ARGS__, {nullptr, 0}};  \
+        return facts;                                                                            \
+    }
+#define AT(field) {#field, offsetof(Described, field)}
+#define CONSTANT(name) {#name, name}
 
 namespace {
 
