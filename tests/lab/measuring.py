@@ -1,30 +1,13 @@
 """An experiment at its smallest size, in this process, for the tests of each."""
 
-from collections.abc import Sequence
-
-import pytest
-
 from rebracket import lab
-from rebracket.lab.base.experiment import Experiment, Result, mean_over_seeds
+from rebracket.lab.base.experiment import mean_over_seeds
 from rebracket.lab.base.running import Job, measure
 from rebracket.lab.base.verdict import Verdict
 
 
-def measured(name: str) -> list[Result]:
-    """The results of a tiny grid."""
-    experiment = lab.load(name)
-    return [measure(Job(experiment, cell)) for cell in experiment.cells("tiny")]
-
-
 def judged(name: str) -> Verdict:
     """The verdict of a tiny grid."""
-    return lab.load(name).verdict(mean_over_seeds(measured(name)))
-
-
-def assert_it_draws(experiment: Experiment, results: Sequence[Result]) -> None:
-    """The means are drawn, and every panel says what its axes are and in which units."""
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    experiment.draw(mean_over_seeds(results), figure)
-    drawn = [axes for axes in figure.axes if axes.has_data()]
-    assert drawn
-    assert all(axes.get_xlabel() and axes.get_ylabel() and axes.get_title() for axes in drawn)
+    experiment = lab.load(name)
+    results = [measure(Job(experiment, cell)) for cell in experiment.cells("tiny")]
+    return experiment.verdict(mean_over_seeds(results))

@@ -9,6 +9,7 @@ from rebracket.lab.base.experiment import Result, mean_over_seeds
 from rebracket.lab.base.learning import model_without_mlps
 from rebracket.lab.base.pairs import generator
 from rebracket.nn.attention import LinearAttention
+from tests.lab.drawn import assert_it_draws
 from tests.lab.little_text import use_little_text
 
 EXPERIMENT = lab.load("gating")
@@ -30,15 +31,17 @@ def made_up(task, gate, number):
     return [Result({**cell, "seed": seed}, numbers, 0.1) for seed in range(3)]
 
 
+def results_of(found):
+    return [x for task, gates in found.items() for gate, number in gates.items() for x in made_up(task, gate, number)]
+
+
 def verdict_of(found):
-    results = [
-        x for task, gates in found.items() for gate, number in gates.items() for x in made_up(task, gate, number)
-    ]
-    return EXPERIMENT.verdict(mean_over_seeds(results))
+    return EXPERIMENT.verdict(mean_over_seeds(results_of(found)))
 
 
-def test_it_holds_for_what_the_pilot_found():
+def test_it_holds_for_what_the_pilot_found_and_is_drawn():
     assert verdict_of(SOUND).passed
+    assert_it_draws(EXPERIMENT, results_of(SOUND))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from rebracket.nn import presets
 from rebracket.nn.attention import LinearAttention
 from rebracket.nn.decays.gla import GLADecay
 from rebracket.nn.mixer import MixerSize
+from tests.lab.drawn import assert_it_draws, measured
 from tests.lab.little_text import use_little_text
-from tests.lab.measuring import assert_it_draws, judged, measured
+from tests.lab.measuring import judged
 
 SIZE = MixerSize(d_model=12, heads=2, key_heads=2, key_dim=4, value_dim=5)
 

@@ -8,6 +8,7 @@ from rebracket import lab
 from rebracket.lab import layers
 from rebracket.lab.base.experiment import Result, mean_over_seeds
 from rebracket.lab.base.pairs import generator
+from tests.lab.drawn import assert_it_draws
 from tests.lab.little_text import use_little_text
 
 EXPERIMENT = lab.load("layers")
@@ -22,8 +23,8 @@ def little(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(layers, name, value)
 
 
-def verdict_of(found):
-    results = [
+def results_of(found):
+    return [
         Result(
             {**CELL, "spent": spent, "channels": channels, "seed": seed},
             {"chosen by": 3.0, "bits": bits, "parameters": 100.0, "state bytes": 1000.0 * channels},
@@ -32,11 +33,15 @@ def verdict_of(found):
         for (spent, channels), bits in found.items()
         for seed in range(3)
     ]
-    return EXPERIMENT.verdict(mean_over_seeds(results))
 
 
-def test_it_holds_for_what_the_pilot_found():
+def verdict_of(found):
+    return EXPERIMENT.verdict(mean_over_seeds(results_of(found)))
+
+
+def test_it_holds_for_what_the_pilot_found_and_is_drawn():
     assert verdict_of(SOUND).passed
+    assert_it_draws(EXPERIMENT, results_of(SOUND))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from rebracket.lab.base import text
 from rebracket.lab.base.experiment import Result, mean_over_seeds
 from rebracket.nn import decays
 from rebracket.nn.mixer import MixerSize
+from tests.lab.drawn import assert_it_draws, measured
 from tests.lab.little_text import use_little_text
-from tests.lab.measuring import assert_it_draws, measured
 
 EXPERIMENT = lab.load("length")
 SIZE = MixerSize(d_model=12, heads=2, key_heads=2, key_dim=4, value_dim=5)

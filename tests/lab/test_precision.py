@@ -9,6 +9,7 @@ from rebracket.lab.base.experiment import Result, mean_over_seeds
 from rebracket.lab.base.running import Job, measure
 from rebracket.lab.base.text import language_model, long_texts
 from rebracket.ops.writes.additive import Additive
+from tests.lab.drawn import assert_it_draws
 from tests.lab.little_text import use_little_text
 
 EXPERIMENT = lab.load("precision")
@@ -42,9 +43,10 @@ def verdict_of(results):
     return EXPERIMENT.verdict(mean_over_seeds(results))
 
 
-def test_states_under_random_keys_obey_the_formula(states):
+def test_states_under_random_keys_obey_the_formula_and_are_drawn(states):
     verdict = verdict_of([*states, *SOUND])
     assert verdict.passed, verdict.sentence
+    assert_it_draws(EXPERIMENT, [*states, *SOUND])
 
 
 def once_more(x):
