@@ -39,13 +39,13 @@ PILOT = "pilot at seed 1000: SiLU saves 0.09, the sigmoid 0.12"
 MIXERS: Mapping[Size, Sequence[str]] = {
     "tiny": ["gated_deltanet"],
     "quick": ["gated_deltanet"],
-    "full": ["gated_deltanet", "gla", "deltanet", "kda", "retnet"],
+    "full": ["gated_deltanet", "gla", "deltanet"],
 }
 WIDTHS: Mapping[Size, Sequence[int]] = {"tiny": [32], "quick": [64], "full": [64, 32, 128]}
 STEPS: Mapping[Size, Mapping[str, int]] = {
     "tiny": {"recall": 150, "language": 30},
     "quick": {"recall": 400, "language": 100},
-    "full": {"recall": 1200, "language": 600},
+    "full": {"recall": 800, "language": 400},
 }
 RATES: Mapping[Size, Mapping[str, Sequence[float]]] = {
     "tiny": {"recall": [1e-2], "language": [6e-3]},

@@ -29,12 +29,12 @@ SPLIT: Mapping[Size, int] = {"tiny": 16, "quick": 32, "full": 32}
 MIXERS: Mapping[Size, Sequence[str]] = {
     "tiny": ["gla"],
     "quick": ["gated_deltanet"],
-    "full": ["gated_deltanet", "gla", "deltanet"],
+    "full": ["gated_deltanet", "gla"],
 }
-STEPS: Mapping[Size, int] = {"tiny": 30, "quick": 80, "full": 600}
+STEPS: Mapping[Size, int] = {"tiny": 30, "quick": 80, "full": 400}
 RATES: Mapping[Size, Sequence[float]] = {"tiny": [6e-3], "quick": [6e-3], "full": [6e-3, 3e-3, 1.2e-2]}
 SPENT = EVENLY, EARLY, LATE, SEARCHED = "evenly", "early", "late", "searched"
-DRAWN: Mapping[Size, int] = {"tiny": 0, "quick": 1, "full": 6}
+DRAWN: Mapping[Size, int] = {"tiny": 0, "quick": 1, "full": 4}
 """Random splits that a search tries beside the named ones."""
 SEARCH = 500
 """Added to a seed for a search: no model has the start or the order of text by which its split was chosen."""

@@ -55,13 +55,13 @@ MIXERS: Mapping[Size, Sequence[str]] = {
     "quick": ["linear_transformer", "gated_deltanet", "deltanet"],
     "full": ["linear_transformer", "gated_deltanet", "deltanet", "gla", "kda", "retnet", "mamba2", "softmax"],
 }
-STEPS: Mapping[Size, int] = {"tiny": 40, "quick": 100, "full": 600}
+STEPS: Mapping[Size, int] = {"tiny": 40, "quick": 100, "full": 400}
 RATES: Mapping[Size, Sequence[float]] = {"tiny": [6e-3], "quick": [6e-3], "full": [6e-3, 3e-3, 1.2e-2]}
 FIRST = 128
 """Bits are told of the first 128 tokens, of those up to 256, and so on."""
 ROWS, PIECE = 4, 64
 """Texts that are read, and tokens after which a state is rounded where that is not after every one."""
-TOKENS: Mapping[Size, tuple[int, int]] = {"tiny": (1024, 256), "quick": (8192, 2048), "full": (65536, 8192)}
+TOKENS: Mapping[Size, tuple[int, int]] = {"tiny": (1024, 256), "quick": (8192, 2048), "full": (32768, 8192)}
 """Tokens of a text where the state is rounded after every piece, and where it is after every token."""
 
 
