@@ -24,9 +24,11 @@ def little(monkeypatch, tmp_path_factory):
         monkeypatch.setattr(precision, name, value)
 
 
-def made_up(mixer, rise, added=0.001):
+def made_up(mixer, rise, added=0.001, left=0.7):
     changes = {f"{precision.WATCHED} changes {place}": 0.1 for place in (128, 256, 512)}
     numbers = {**changes, f"{precision.WATCHED} changes 1024": 0.1 * rise, f"{precision.WATCHED} adds 128": added}
+    numbers[f"norm left, {precision.STALLS}"] = left
+    numbers[f"{precision.STALLS} adds 128"] = 0.03 if mixer == "linear_transformer" else added
     cell = {"steps": 3, "rate": 0.1, "mixer": mixer, "tokens": 1024, "by token": 64}
     return [Result({**cell, "seed": seed}, {"chosen by": 2.0, **numbers}, 0.1) for seed in range(2)]
 
@@ -77,6 +79,7 @@ def test_a_planted_fault_refutes_it(monkeypatch, states, name, fault):
     [
         ([*made_up("linear_transformer", 1.1), *made_up("gla", 1.0)], "change of a token's bits under a sum"),
         ([*made_up("linear_transformer", 2.8), *made_up("gla", 2.0)], "and where something is forgotten"),
+        ([*made_up("linear_transformer", 2.8, left=0.98), *made_up("gla", 1.0)], "norm left of a sum in bfloat16"),
         ([*SOUND, *made_up("kda", 1.0, added=0.02)], "bits per byte that rounding adds"),
     ],
 )
