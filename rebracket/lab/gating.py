@@ -108,7 +108,9 @@ class Gating(Experiment):
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
         for axes, task, unit in zip(figure.subplots(1, 2), STEPS["full"], ("accuracy", BITS), strict=True):
             for place, (name, found) in enumerate(by_gate(select(results, "task", task)).items()):
-                draw_line(axes, list(range(len(found))), list(found.values()), color=f"C{place % 10}", label=name)
+                draw_line(
+                    axes, list(range(len(found))), list(found.values()), color=f"C{place % 10}", label=name, style=""
+                )
             axes.set_xticks(range(len(GATES)), list(GATES))
             axes.set(xlabel="gate on the output", ylabel=unit, title=f"{task}, at the best rate")
         draw_legend_outside(axes)

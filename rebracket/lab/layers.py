@@ -90,7 +90,7 @@ class Layers(Experiment):
         for place, (mixer, (split, sizes)) in enumerate(by_mixer(results).items()):
             style = {"color": f"C{place}", "label": mixer}
             draw_line(left, *zip(*sizes, strict=True), **style)
-            draw_line(right, list(range(len(split))), list(split.values()), **style)
+            draw_line(right, list(range(len(split))), list(split.values()), **style, style="")
         left.set(xscale="log", xlabel="bytes of state, evenly over layers", ylabel="bits per byte of held-out text")
         right.set_xticks(range(len(SPENT)), SPENT)
         right.set(xlabel="the same bytes spent", ylabel="bits per byte of held-out text")
