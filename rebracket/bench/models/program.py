@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, final
 
@@ -12,9 +12,10 @@ from rebracket.backends.cpu.program import Program, Segment
 from rebracket.bench.models.base import AGAIN, START, Prepared, Runner, Work, products, tokens_of
 from rebracket.lm import LanguageModel
 from rebracket.lm.program import ROWS, ModelProgram
-from rebracket.lm.texts import Running, Weights
+from rebracket.lm.texts import Running
 
-WIDTHS: Mapping[Weights, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+FORMATS = {Running(weights="float32"): 4, Running(weights="bfloat16"): 2, Running(weights="int8"): 1}
+"""Bytes of a weight."""
 
 
 @final
@@ -24,29 +25,27 @@ class Programs(Runner):
     is_peer: ClassVar[bool] = False
 
     def ways(self, model: LanguageModel) -> Iterator[tuple[str, AbstractContextManager[Callable[[Work], Prepared]]]]:
-        for weights in WIDTHS:
-            yield f"program {weights}", nullcontext(Preparing(model, weights))
+        for running in FORMATS:
+            yield f"program {running.weights}", nullcontext(Preparing(model, running))
 
 
 @final
 class Preparing:
     """Packs the weights once, for all works of a format."""
 
-    def __init__(self, model: LanguageModel, weights: Weights) -> None:
-        self.model, self.weights = model, weights
+    def __init__(self, model: LanguageModel, running: Running) -> None:
+        self.model, self.running = model, running
         self.program: ModelProgram | None = None
 
     def __call__(self, work: Work) -> Prepared:
         rooms = max(START + AGAIN, work.tokens // work.texts)
-        self.program = ModelProgram.prepare(
-            self.model, Running(weights=self.weights), texts=work.texts, tokens=work.texts * rooms
-        )
+        self.program = ModelProgram.prepare(self.model, self.running, texts=work.texts, tokens=work.texts * rooms)
         run = Reading(self.program.program, self.model, work) if work.tokens else Stepping(self.program, work.texts)
-        return Prepared(run, WIDTHS[self.weights] * products(self.model), logits=self.logits)
+        return Prepared(run, FORMATS[self.running] * products(self.model), logits=self.logits)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Those after each token."""
-        program = ModelProgram.prepare(self.model, Running(weights=self.weights), tokens=len(tokens)).program
+        program = ModelProgram.prepare(self.model, self.running, tokens=len(tokens)).program
         (outcome,) = program.run([Segment(program.open(), tokens.tolist(), logits="all")])
         assert outcome.logits is not None
         return outcome.logits
