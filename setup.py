@@ -66,7 +66,8 @@ def units(target: str, sources: list[Path]) -> list[tuple[Path, str, list[str]]]
     isas = X86 if target.startswith("x86_64") else OTHERS
     every = "ISAS(X)=" + " ".join(f"X({isa})" for isa in isas)
     kernels = [source for source in sources if source.name != "dispatch.cpp"]
-    compiled = [(s, f"{s.stem}-{isa}.o", [*isas[isa], *OF_SOURCE.get(s.name, []), f"-DISA={isa}"]) for isa in isas for s in kernels]
+    own = {source: OF_SOURCE.get(source.name, []) for source in kernels}
+    compiled = [(s, f"{s.stem}-{isa}.o", [*isas[isa], *own[s], f"-DISA={isa}"]) for isa in isas for s in kernels]
     return [*compiled, (SOURCES / "dispatch.cpp", "dispatch.o", [f"-D{every}"])]
 
 

@@ -1,15 +1,14 @@
-"""Programs: a row's bits depend on weights and its own text alone, and its values are those of the float64 reference."""
+"""Programs: a row's bits depend on weights and its own text alone, its values are those of the float64 reference."""
 
 import itertools
 import math
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from rebracket.backends.reference import program as reference
 from rebracket.base.random import uniform
 from rebracket.lm import Config, LanguageModel, ModelCache
 from rebracket.lm.sampling import Sampler
-from rebracket.ops.program import Builder, Exponentials, Graph, Product, Value
+from rebracket.ops.program import Builder, Exponentials, Function, Graph, Pairing, Product, Value
 from tests.lm.test_lowered import MODELS
 from tests.lm.tiny import text
 from tests.nn.tiny import stir
@@ -184,7 +183,7 @@ def numbers(count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_functions_are_exact_to_a_few_units(function):
+def test_functions_are_exact_to_a_few_units(function: Function):
     x = numbers(4000)
     build = Builder()
     graph = graph_of(build, build.apply(function, build.embed(x[None])))
@@ -208,7 +207,7 @@ def within_units(name: str, found: Tensor, wanted: Tensor, absolute: float) -> N
 
 @pytest.mark.parametrize("function", PAIRINGS)
 @pytest.mark.parametrize("each", [1, 3, 16])
-def test_pairs_are_as_the_reference_has_them(function, each: int):
+def test_pairs_are_as_the_reference_has_them(function: Pairing, each: int):
     x, y = torch.randn(2, 48), torch.randn(2, 48 // each)
     build = Builder()
     left, right = build.embed(torch.cat([x, y], 1)).split(48, 48 // each)
@@ -220,7 +219,7 @@ def test_pairs_are_as_the_reference_has_them(function, each: int):
 def test_extremes_of_the_functions():
     infinity = math.inf
     given = torch.tensor([[infinity, -infinity, math.nan, 200.0, -200.0]])
-    wanted = {
+    wanted: dict[Function, list[float]] = {
         "exp": [infinity, 0, math.nan, infinity, 0],
         "expm1": [infinity, -1, math.nan, infinity, -1],
         "sigmoid": [1, 0, math.nan, 1, 0],
@@ -238,33 +237,23 @@ def test_extremes_of_the_functions():
 
 # --- instruction sets ---
 
-BITS = """
-import sys, torch
-sys.path.insert(0, sys.argv[1])
-from tests.backends.cpu.test_program import *
-bits = {}
-for name in ("gated_deltanet", "kda", "mixed", "rwkv6", "gated_deltanet-feature=rff", "retnet"):
-    for weights in ("float32", "bfloat16", "int8"):
-        bits[f"{name} {weights}"] = torch.stack(stepped(prepared(lowered(name), weights))[0])
-torch.save(bits, sys.argv[2])
-"""
 
-
-def test_instruction_sets_give_the_same_bits(tmp_path: Path):
+def test_instruction_sets_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
     """Those with fused multiply-add; the baseline of x86 rounds products apart and is another stream."""
     sets = [name for name in library.isas() if name != "baseline"]
     if len(sets) < 2:
         pytest.skip("this machine has one instruction set with fused multiply-add")
-    found = []
-    for isa in sets:
-        to = tmp_path / isa
-        environment = {**os.environ, library.VARIABLE: isa}
-        subprocess.run(
-            [sys.executable, "-c", BITS, str(Path(__file__).parents[3]), str(to)], env=environment, check=True
-        )
-        found.append(torch.load(to))
-    for one, other in itertools.pairwise(found):
-        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    for name in TESTED:
+        for weights in ("float32", "bfloat16", "int8"):
+            found = []
+            for isa in sets:
+                monkeypatch.setattr(library, "load", lambda isa=isa: library.with_isa(isa))
+                library.kernel.cache_clear()
+                found.append(stepped(prepared(lowered(name), weights)))
+            for one, other in itertools.pairwise(found):
+                equal(one, other)
+    monkeypatch.undo()
+    library.kernel.cache_clear()
 
 
 # --- faults that the laws must catch ---
@@ -291,15 +280,19 @@ def copied(program: Program):
     return (layout.Operation * program.call.bodies).from_buffer_copy(program.compiled.body)
 
 
+SPARE: list[Tensor] = []  # what the kernels write to must live as long as the test
+
+
 def split_sums(program: Program):
     """The second half of k is summed apart, and added."""
     body = copied(program)
     first = next(i for i, op in enumerate(body) if op.kind == 1 and not op.bias and op.x.width > 1)
     op, half = body[first], body[first].x.width // 2
     room = layout.Operation.from_buffer_copy(op)
-    program.spare = torch.zeros(64, op.out.stride)
+    spare = torch.zeros(64, op.out.stride)
+    SPARE.append(spare)
     room.x = layout.Span(op.x.data + 4 * half, op.x.stride, op.x.width - half)
-    room.weight, room.out = op.weight + half * 64, layout.Span(program.spare.data_ptr(), op.out.stride, op.out.width)
+    room.weight, room.out = op.weight + half * 64, layout.Span(spare.data_ptr(), op.out.stride, op.out.width)
     # Panels follow each other by the whole K: one panel is split, which the tiny first layers have.
     room.out.width = min(16, op.out.width)
     op.x.width, op.out.width, op.v = half, room.out.width, room.out
@@ -510,7 +503,7 @@ def test_damaged_logits_choose_nothing(wrong: float, temperature: float):
     program = choosing(logits)
     slots = [program.open() for _ in range(2)]
     damaged, sound = program.run(
-        [Segment(slot, [2 - row], choice=Choice(temperature)) for row, slot in zip((1, 2), slots)]
+        [Segment(slot, [2 - row], choice=Choice(temperature)) for row, slot in enumerate(slots, 1)]
     )
     assert (damaged.tokens, damaged.damaged, sound.damaged) == ([], True, False)
     assert len(sound.tokens) == 1
@@ -592,7 +585,8 @@ def test_a_bad_call_is_refused_and_writes_nothing(name: str):
             program.run([Segment(other, [3]), *segments] if what in ("token", "empty") else segments)
         assert (program.position(slot), program.position(other)) == (2, 0), what
         assert all(torch.equal(x, before[key]) for key, x in program.read(slot).items()), what
-    for wrong in (1.5, "a", None):
+    wrongs: list[Any] = [1.5, "a", None]
+    for wrong in wrongs:
         with pytest.raises(TypeError):
             program.run([Segment(slot, [wrong])])
         with pytest.raises(TypeError):
@@ -629,13 +623,32 @@ def test_preparing_refuses_what_it_cannot_do():
         program.open()
 
 
+def test_int8_without_avx2_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "load", lambda: library.with_isa("baseline"))
+    with pytest.raises(ValueError, match="needs AVX2"):
+        prepared(lowered("gated_deltanet"), "int8")
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    graph = lowered("softmax")
+    large, small = Program.prepare(graph, pages=3, rows=150), Program.prepare(graph, pages=1, rows=150)
+    here, there = large.open(), small.open()
+    large.run([Segment(here, [1] * 100)])
+    small.run([Segment(there, [1] * 5)])
+    before = small.read(there)
+    with pytest.raises(ValueError, match="pages are used up"):
+        small.write(there, large.read(here), 100)
+    assert small.position(there) == 5
+    assert all(torch.equal(x, before[key]) for key, x in small.read(there).items())
+
+
 # --- threads and processes ---
 
 
 def test_calls_from_several_threads_and_after_a_fork():
     programs = [prepared(lowered("gated_deltanet"), threads=2) for _ in range(3)]
     wanted = stepped(prepared(lowered("gated_deltanet")))
-    found: dict[int, object] = {}
+    found: dict[int, Any] = {}
     workers = [threading.Thread(target=lambda n=n: found.update({n: stepped(programs[n])})) for n in range(3)]
     for worker in workers:
         worker.start()

@@ -1,14 +1,14 @@
-"""From a graph to the operations that csrc/program.cpp runs: what is merged, where buffers lie, how weights are packed."""
+"""From a graph to the operations of csrc/program.cpp: what is merged, where buffers lie, how weights are packed."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import singledispatchmethod
 from itertools import pairwise
-from typing import Literal, final, get_args
+from typing import Any, Literal, cast, final, get_args
 
 import torch
 from torch import Tensor
@@ -198,12 +198,8 @@ def joined(products: Sequence[Product], out: Value) -> Product:
 
 def renamed(operation: Operation, moved: dict[int, Value]) -> Operation:
     """An operation whose values lie where their buffers were moved to."""
-    changes = {
-        field.name: at_new_place(x, moved)
-        for field in fields(operation)
-        if isinstance(x := vars(operation)[field.name], Value)
-    }
-    return replace(operation, **changes)
+    changes = {name: at_new_place(x, moved) for name, x in vars(operation).items() if isinstance(x, Value)}
+    return replace(cast("Any", operation), **changes)
 
 
 def at_new_place(x: Value, moved: dict[int, Value]) -> Value:
@@ -217,7 +213,7 @@ def number(x: Tensor) -> Tensor:
 
 
 def phases(operations: Sequence[Operation]) -> list[int]:
-    """The phase of each operation: neighbours that need their own row alone go through a few rows at a time together."""
+    """The phase of each operation: neighbours that need their own row alone take a few rows at a time together."""
     found = [0]
     for before, op in pairwise(operations):
         together = not isinstance(before, APART) and not isinstance(op, APART)
@@ -272,7 +268,7 @@ class Memory:
         """The address of a copy."""
         room = self.take(x.nbytes)
         room.view(x.dtype).copy_(x.flatten())
-        self.digest.update(room.numpy())
+        self.digest.update(room.numpy().data)
         return room.data_ptr()
 
 
@@ -293,6 +289,7 @@ class Compiler:
     def __init__(self, graph: Graph, weights: Weights, rows: int, most_tokens: int) -> None:
         self.format, self.rows = FORMATS[weights], rows
         self.memory, self.vocab, self.record_size = Memory(), 0, 0
+        self.memory.digest.update(repr([weights, *map(described, (*graph.body, *graph.head))]).encode())
         self.paged: dict[int, int] = {}
         self.page_size = 0
         for paged in graph.paged:
@@ -375,7 +372,7 @@ class Compiler:
         to.weight = room.data_ptr()
         packing = layout.Packing(weight.data_ptr(), to.weight, N, K, form)
         library.kernel("program_pack", layout.Packing)(ctypes.byref(packing))
-        self.memory.digest.update(room.numpy())
+        self.memory.digest.update(room.numpy().data)
 
     @emit.register
     def _(self, op: Quantize, to: layout.Operation) -> None:
@@ -447,6 +444,12 @@ class Compiler:
         to.query_heads, to.heads, to.after, to.width = op.heads, op.pages.heads, op.scale, op.pages.window or 0
         to.key_dim, to.value_dim, to.paged = op.pages.key_dim, op.pages.value_dim, self.paged[op.pages.index]
         self.need(self.most_tokens + 2 * ProgramCall.LANES)
+
+
+def described(operation: Operation) -> tuple[str, dict[str, Any]]:
+    """An operation without the numbers of its weights."""
+    plain = {name: list(x.shape) if isinstance(x, Tensor) else x for name, x in vars(operation).items()}
+    return type(operation).__name__, plain
 
 
 def spread(weight: Tensor, width: int) -> Tensor:
