@@ -15,7 +15,7 @@ from rebracket import features
 from rebracket.lab.base.convolved import Convolved
 from rebracket.lab.base.drawing import draw_bars, draw_line
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, plain_means, points, select
-from rebracket.lab.base.learning import Examples, by_width, label_accuracy, learn, model_without_mlps
+from rebracket.lab.base.learning import Examples, label_accuracy, learn, model_without_mlps
 from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator, unit_vectors
 from rebracket.lab.base.verdict import Check, Verdict, largest_deviation
@@ -203,7 +203,7 @@ def taught(name: str, by: str, steps: int, seed: int) -> float:
     block.mixer = Convolved(block.mixer, 4) if name == SOFTMAX else mixer(name, by, block.mixer.size)
     model.init_weights(seed)
     config = OptimizerConfig(learning_rate=RATE, warmup=steps // 3)
-    learn(by_width(model), lambda step: pairs(draw, BATCH), steps, config)
+    learn(model, lambda step: pairs(draw, BATCH), steps, config)
     return label_accuracy(model, pairs(draw, TESTED))
 
 

@@ -19,7 +19,6 @@ from rebracket.lab.base.convolved import Convolved
 from rebracket.lab.base.drawing import draw_bars, draw_legend_outside, draw_line
 from rebracket.lab.base.estimate import Estimate
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
-from rebracket.lab.base.learning import by_width
 from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
@@ -289,7 +288,7 @@ def sized(name: str, part: str, mlp_dim: int, seed: int) -> LanguageModel:
     for block, layer, size in zip(model.each_block(), config.layers, config.sizes(), strict=True):
         block.mixer = convolved(layer.mixer, block.mixer) if part == WHOLE else without(size, part)
     model.init_weights(seed)
-    return by_width(model)
+    return model
 
 
 def trainer_of(model: LanguageModel, steps: int, rate: float, seed: int) -> Trainer:

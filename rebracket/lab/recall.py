@@ -15,7 +15,7 @@ from rebracket import features
 from rebracket.lab.base.convolved import Convolved
 from rebracket.lab.base.drawing import draw_bars
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, select, values_of
-from rebracket.lab.base.learning import Examples, by_width, label_accuracy, learn, model_without_mlps
+from rebracket.lab.base.learning import Examples, label_accuracy, learn, model_without_mlps
 from rebracket.lab.base.multi_query import multi_query_recall
 from rebracket.lab.base.pairs import generator
 from rebracket.lab.base.verdict import Check, Verdict
@@ -83,8 +83,8 @@ RULES: Mapping[str, Rule] = {
 }
 """`addition` is DeltaNet with addition for its delta rule; `elu1` is the linear transformer's map."""
 TITLES = {
-    "distinct": "Keys that come once: addition is not behind",
-    "rewritten": "Keys that come again: the delta rule leads",
+    "distinct": "Keys that come once:\naddition is not behind",
+    "rewritten": "Keys that come again:\nthe delta rule leads",
 }
 LEARNED_DECAYS = ("gated_deltanet", "kda", "gla", "mamba2")
 
@@ -256,7 +256,10 @@ class Recall(Experiment):
     def verdict(self, results: Sequence[Result]) -> Verdict:
         found = {label(r.cell): r for r in best(results)}
         linear = [r for r in found.values() if r.cell["mixer"] != SOFTMAX]
-        nbytes, counts = ([float(r[x]) for r in linear] for x in ("state bytes", "parameters"))
+        nbytes = [float(r["state bytes"]) for r in linear]
+        counts = {
+            gate: [float(r["parameters"]) for r in select(linear, "gate", gate)] for gate in values_of(linear, "gate")
+        }
         ranked = sorted(found.items(), key=lambda pair: -pair[1]["accuracy"])
         told = "; ".join(f"{name} {r['accuracy']:.3f} at {r.cell['rate']:g}" for name, r in ranked)
         return Verdict.of(
@@ -266,17 +269,27 @@ class Recall(Experiment):
                 if x.more in found and x.less in found
             ),
             Check("state of linear mixers, most over least", max(nbytes) / min(nbytes), high=1, source="by design"),
-            Check("their parameters, most over least", max(counts) / min(counts), high=1.3, source="a gate has 4,096"),
+            Check.every(
+                "parameters of those with the same gate, most over least",
+                [max(x) / min(x) for x in counts.values()],
+                high=1.25,
+                source="counted: 1.22, narrow maps against low-rank decays; a gate adds 8,192",
+            ),
             note=f"Mean accuracy at the best rate: {told}.",
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
         chosen = best(results)
         kinds = values_of(chosen, "keys")
-        figure.set_size_inches(10, 1.6 + 0.22 * max(len(select(chosen, "keys", kind)) for kind in kinds))
+        figure.set_size_inches(10, 1.6 + 0.4 * max(len(select(chosen, "keys", kind)) for kind in kinds))
         for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
             mine = sorted(select(chosen, "keys", kind), key=lambda r: -r["accuracy"])
-            draw_bars(axes, [label(r.cell) for r in mine], [r["accuracy"] for r in mine], color="tab:blue")
+            draw_bars(
+                axes,
+                [label(r.cell).removesuffix(f", {REWRITTEN}").replace(", ", ",\n") for r in mine],
+                [r["accuracy"] for r in mine],
+                color="tab:blue",
+            )
             axes.set(xlim=(0, 1.02), xlabel="accuracy, mean of all test slices", title=TITLES[kind])
 
 
@@ -318,7 +331,7 @@ def build(cell: Cell, task: Task, seed: int) -> LanguageModel:
     for block in model.each_block():
         block.mixer = Convolved(block.mixer, CONVOLUTION) if cell["mixer"] == SOFTMAX else layer(cell, block.mixer.size)
     model.init_weights(seed)
-    return by_width(model) if cell["decays"] != "open" else opened(by_width(model))
+    return opened(model) if cell["decays"] == "open" else model
 
 
 def layer(cell: Cell, around: MixerSize) -> Mixer:

@@ -121,11 +121,15 @@ class Sharpness(Experiment):
         crowd = [int(r.cell["n"]) for r in select(results, "taught", "relu")]
         right.plot(crowd, [min(1, DIM / x) for x in crowd], "--", color="0.4", label=f"m / n, m = {DIM}")
         left.set(xscale="log", xlabel="g, score of the match", ylabel="weight of the match", ylim=(-0.02, 1.04))
-        left.set_title("Keys turned at random: maps are flat")
-        middle.set(xscale="log", xlabel="g, score of the match", title="Keys along the axes: some are not")
-        right.set(xscale="log", xlabel="n, keys that training may choose", title="Trained: at most m / n")
-        middle.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(0.0, 0.45))
+        left.set_title("Keys turned at random:\nmaps are flat", fontsize="medium")
+        middle.set(xscale="log", xlabel="g, score of the match", title="Keys along the axes:\nsome are not")
+        right.set(
+            xscale="log", xlabel="n, keys that training may choose", title="Trained queries and keys:\nat most m / n"
+        )
+        right.set_xticks(crowd, list(map(str, crowd)))
+        right.minorticks_off()
         right.legend(fontsize="x-small", loc="lower left")
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize="small")
 
 
 RANK = "theory: the trace of a stochastic matrix of rank m"

@@ -62,8 +62,8 @@ whole, parted = state.built, state.split
 @pytest.mark.parametrize(
     ("part", "which", "fault", "what"),
     [
-        ("size", {"K": 8}, {"keys": (1,)}, "least gain from the smallest state"),
-        ("shape", {"K": 8}, {"V": 2}, "gain of K = 8 over the fewest keys"),
+        ("size", {"K": 8}, {"keys": (1,)}, "gain from the smallest state"),
+        ("shape", {"K": 8}, {"keys": (1,)}, "gain of K = 8 over the fewest keys"),
         ("map", {"feature": "taylor2"}, {"feature": "elu1"}, "gain of the Taylor map"),
         ("decay", {"decays": 1}, {"decays": False}, "gain of the decay in a small state"),
     ],

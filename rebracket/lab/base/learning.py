@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from rebracket.lab.base.experiment import Result
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.train.config import OptimizerConfig
@@ -36,30 +37,9 @@ class Examples:
 def model_without_mlps(
     layers: Sequence[Mapping[str, object]], *, vocabulary: int, d_model: int, context: int, seed: int
 ) -> LanguageModel:
-    """A language model whose layers mix tokens and do nothing else, its first weights drawn by width."""
+    """A language model whose layers mix tokens and do nothing else."""
     sizes = {"vocab_size": vocabulary, "d_model": d_model, "mlp_dim": 0, "context": context}
-    return by_width(LanguageModel(Config.from_dict({**sizes, "layers": list(layers)}), seed=seed))
-
-
-EMBEDDING = 0.2
-"""Standard deviation of the first embeddings."""
-
-
-@torch.no_grad()
-def by_width(model: LanguageModel) -> LanguageModel:
-    """The model with its first weights scaled to standard deviations that suit any width.
-
-    W from N(0, 1 / d) for d inputs, 1 / sqrt(2 L) of that where L layers add to the residual stream, embeddings from
-    N(0, 0.2^2). Narrow models whose weights all began at 0.02 learned hardly anything in a thousand steps, and those
-    with a norm after the mixer less badly than others, so that comparisons ranked what a wrong start costs.
-    """
-    model.embed.weight.mul_(EMBEDDING / model.embed.weight.std())
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            adds = name.endswith((".out", ".mlp.down"))
-            wanted = (module.in_features * (2 * len(model.blocks) if adds else 1)) ** -0.5
-            module.weight.mul_(wanted / module.weight.std())
-    return model
+    return LanguageModel(Config.from_dict({**sizes, "layers": list(layers)}), seed=seed)
 
 
 def learn(
@@ -85,7 +65,7 @@ def learn(
         >>> layers = [{"mixer": "gla", "heads": 1}]
         >>> model = model_without_mlps(layers, vocabulary=3, d_model=32, context=2, seed=0)
         >>> batch = Examples(torch.tensor([[0, 1]]), torch.tensor([[1, 0]]))
-        >>> losses = learn(model, lambda step: batch, 20, OptimizerConfig(learning_rate=0.01, warmup=5))
+        >>> losses = learn(model, lambda step: batch, 60, OptimizerConfig(learning_rate=0.01, warmup=5))
         >>> losses[-1] < losses[0], label_accuracy(model, batch)
         (True, 1.0)
     """
@@ -116,3 +96,19 @@ def logits_and_labels(model: LanguageModel, examples: Examples) -> tuple[Tensor,
     x, _ = model.read(examples.tokens)
     asked = examples.labels != UNLABELLED
     return model.logits(x[asked]), examples.labels[asked]
+
+
+def at_best_rates(results: Sequence[Result]) -> list[Result]:
+    """Of the results whose cells differ in their rate alone, the one with the least number `chosen by`.
+
+    That number is measured on other examples than those that the result is about, so that the choice flatters none.
+
+    Example:
+        >>> found = [Result({"mixer": "gla", "rate": rate}, {"chosen by": 9 * rate}, 0.1) for rate in (0.1, 0.2)]
+        >>> at_best_rates(found) == found[:1]
+        True
+    """
+    groups: dict[tuple[tuple[str, object], ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(tuple((k, x) for k, x in result.cell.items() if k != "rate"), []).append(result)
+    return [min(group, key=lambda r: r["chosen by"]) for group in groups.values()]

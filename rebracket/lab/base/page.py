@@ -40,7 +40,8 @@ td, th { padding: 3px 10px; text-align: left; vertical-align: top; border-bottom
 .checks td:nth-child(n+3):nth-child(-n+6) { white-space: nowrap }
 .wide { overflow: auto } .tall { max-height: 28rem } .question { font-size: 1.1rem; margin: 0 }
 .held b { color: var(--held) } .refuted b { color: var(--refuted) } .open b { color: var(--open) }
-.lead, .unfinished, .old, summary, footer, .source { color: var(--soft) } footer, .source { font-size: 13px }
+.lead, .unfinished, .old, summary, footer, .source { color: var(--soft) }
+footer, .source { font-size: 13px } td.source { min-width: 15rem }
 @media (prefers-color-scheme: dark) {
   :root { --line: #3a424b; --soft: #9aa4af; --held: #58c274; --refuted: #ff7b80; --open: #e0a840 }
   body { color: #e3e7eb; background: #14171a } img { box-sizing: border-box; padding: .75rem } }
