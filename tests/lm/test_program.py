@@ -91,7 +91,7 @@ def test_drafts_change_no_token_and_no_bit(name: str, sampler: Sampler, drafts: 
 
 @every_sampler
 def test_drafts_stop_where_a_text_stops(sampler: Sampler):
-    """A stop string and the most tokens, in the middle of drafts that would be right."""
+    """A stop string and the most tokens, each in the middle of drafts that would be right."""
     model = writer("gated", torch.float32)
     free = "".join(text_of(begun(model, [PROMPTS[3]], Settings(sampler, endless=True)), 80))
     settings = Settings(sampler, stop=(free[40:42],), endless=True)
@@ -103,6 +103,18 @@ def test_drafts_stop_where_a_text_stops(sampler: Sampler):
     assert plain.rows[0].ended
     assert [texts.read(["more"]) for texts in (drafted, plain)] == [[""], [""]]
     assert text_of(drafted, 20) == text_of(plain, 20)
+
+
+def test_drafts_stop_where_a_document_ends():
+    model = writer("gated", torch.float32)
+    with torch.no_grad():
+        model.embed.weight[BYTES.document] *= 3
+    settings = Settings(SAMPLERS["drawn"])
+    plain, drafted = (begun(model, PROMPTS, settings, Running(drafts=drafts)) for drafts in (0, 5))
+    assert grown(drafted, 150) == grown(plain, 150)
+    assert drafted.rows == plain.rows
+    assert any(row.ended for row in plain.rows)
+    assert_same(drafted.cache.tensors(), plain.cache.tensors(), 0, 0)
 
 
 def text_of(texts: Generation, tokens: int) -> list[str]:

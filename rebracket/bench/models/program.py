@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import ClassVar, final
 
 from torch import Tensor
@@ -12,9 +13,10 @@ from rebracket.backends.cpu.program import Program, Segment
 from rebracket.bench.models.base import AGAIN, START, Prepared, Runner, Work, products, tokens_of
 from rebracket.lm import LanguageModel
 from rebracket.lm.program import ROWS, ModelProgram
-from rebracket.lm.texts import Running, Weights
+from rebracket.lm.texts import Running
 
-WIDTHS: Mapping[Weights, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+FORMATS = {Running(weights="float32"): 4, Running(weights="bfloat16"): 2, Running(weights="int8"): 1}
+"""Bytes of a weight."""
 
 
 @final
@@ -24,32 +26,26 @@ class Programs(Runner):
     is_peer: ClassVar[bool] = False
 
     def ways(self, model: LanguageModel) -> Iterator[tuple[str, AbstractContextManager[Callable[[Work], Prepared]]]]:
-        for weights in WIDTHS:
-            yield f"program {weights}", nullcontext(Preparing(model, weights))
+        for running in FORMATS:
+            yield f"program {running.weights}", nullcontext(partial(prepared, model, running))
 
 
-@final
-class Preparing:
-    """Packs the weights once, for all works of a format."""
+def prepared(model: LanguageModel, running: Running, work: Work) -> Prepared:
+    """A program with one slot more than the work needs, for its logits."""
+    texts = work.texts + 1
+    room = texts * max(START + AGAIN, work.tokens)
+    program = ModelProgram.prepare(model, running, texts=texts, tokens=room).program
+    run = Reading(program, model, work) if work.tokens else Stepping(program, model, work.texts)
+    return Prepared(run, FORMATS[running] * products(model), logits=partial(logits_of, program))
 
-    def __init__(self, model: LanguageModel, weights: Weights) -> None:
-        self.model, self.weights = model, weights
-        self.program: ModelProgram | None = None
 
-    def __call__(self, work: Work) -> Prepared:
-        rooms = max(START + AGAIN, work.tokens // work.texts)
-        self.program = ModelProgram.prepare(
-            self.model, Running(weights=self.weights), texts=work.texts, tokens=work.texts * rooms
-        )
-        run = Reading(self.program.program, self.model, work) if work.tokens else Stepping(self.program, work.texts)
-        return Prepared(run, WIDTHS[self.weights] * products(self.model), logits=self.logits)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Those after each token."""
-        program = ModelProgram.prepare(self.model, Running(weights=self.weights), tokens=len(tokens)).program
-        (outcome,) = program.run([Segment(program.open(), tokens.tolist(), logits="all")])
-        assert outcome.logits is not None
-        return outcome.logits
+def logits_of(program: Program, tokens: Tensor) -> Tensor:
+    """Those after each token."""
+    slot = program.open()
+    (outcome,) = program.run([Segment(slot, tokens.tolist(), logits="all")])
+    program.close(slot)
+    assert outcome.logits is not None
+    return outcome.logits
 
 
 @final
@@ -72,11 +68,11 @@ class Reading:
 class Stepping:
     """One more token of each text at every call."""
 
-    def __init__(self, program: ModelProgram, texts: int) -> None:
-        self.program, self.count = program.program, 0
-        tokens = tokens_of(program.model, texts).tolist()
+    def __init__(self, program: Program, model: LanguageModel, texts: int) -> None:
+        self.program, self.count = program, 0
+        tokens = tokens_of(model, texts).tolist()
         slots = [self.program.open() for _ in range(texts)]
-        for slot, text in zip(slots, tokens_of(program.model, texts, START).tolist(), strict=True):
+        for slot, text in zip(slots, tokens_of(model, texts, START).tolist(), strict=True):
             self.program.run([Segment(slot, text)])
         self.begun = [self.program.snapshot(slot) for slot in slots]
         self.segments = [Segment(slot, [token], logits="last") for slot, token in zip(slots, tokens, strict=True)]

@@ -623,6 +623,25 @@ def test_preparing_refuses_what_it_cannot_do():
         program.open()
 
 
+def test_int8_without_avx2_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "load", lambda: library.with_isa("baseline"))
+    with pytest.raises(ValueError, match="needs AVX2"):
+        prepared(lowered("gated_deltanet"), "int8")
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    graph = lowered("softmax")
+    large, small = Program.prepare(graph, pages=3, rows=150), Program.prepare(graph, pages=1, rows=150)
+    here, there = large.open(), small.open()
+    large.run([Segment(here, [1] * 100)])
+    small.run([Segment(there, [1] * 5)])
+    before = small.read(there)
+    with pytest.raises(ValueError, match="pages are used up"):
+        small.write(there, large.read(here), 100)
+    assert small.position(there) == 5
+    assert all(torch.equal(x, before[key]) for key, x in small.read(there).items())
+
+
 # --- threads and processes ---
 
 

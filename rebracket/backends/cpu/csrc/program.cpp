@@ -226,17 +226,25 @@ void pack_bytes(const float* from, int64_t K, int8_t* to, float* scale, int32_t*
     }
 }
 
+// put(k, i) for all, so that a few lines of the cache are read and written at a time.
+template <class Put>
+INLINE void in_squares(int64_t K, int64_t outputs, const Put& put) {
+    for (int64_t first = 0; first < K; first += 16)
+        for (int64_t i = 0; i < outputs; ++i)
+            for (int64_t k = first; k < std::min(first + 16, K); ++k) put(k, i);
+}
+
 void pack_panel(const Packing& a, int64_t panel) {
     const int64_t n = panel * LANES, outputs = lanes(n, a.N), K = a.K, bytes = panel_bytes(a.format, K);
     char* to = static_cast<char*>(a.to) + panel * bytes;
     const float* from = a.from + n * K;
     std::memset(to, 0, bytes);
     if (a.format == WHOLE) {
-        for (int64_t k = 0; k < K; ++k)
-            for (int64_t i = 0; i < outputs; ++i) reinterpret_cast<float*>(to)[k * LANES + i] = from[i * K + k];
+        in_squares(K, outputs, [&](int64_t k, int64_t i) { reinterpret_cast<float*>(to)[k * LANES + i] = from[i * K + k]; });
     } else if (a.format == HALF) {
-        for (int64_t k = 0; k < K; ++k)
-            for (int64_t i = 0; i < outputs; ++i) reinterpret_cast<uint16_t*>(to)[k / 2 * 32 + i * 2 + k % 2] = to_bfloat16(from[i * K + k]);
+        in_squares(K, outputs, [&](int64_t k, int64_t i) {
+            reinterpret_cast<uint16_t*>(to)[k / 2 * 32 + i * 2 + k % 2] = to_bfloat16(from[i * K + k]);
+        });
     } else {
         float* scales = reinterpret_cast<float*>(to + bytes - 128);
         int32_t* sums = reinterpret_cast<int32_t*>(to + bytes - 64);

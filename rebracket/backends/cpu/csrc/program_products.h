@@ -230,7 +230,7 @@ void byte_tile(const Product& a, int64_t m, const int64_t* which) {
     }
 }
 
-// Which tile computes R rows: `wide` panels at once.
+// Rows begin..end of P panels.
 template <template <int, int> class Tile, int P>
 void rows_of_panels(const Product& a, int64_t begin, int64_t end, const int64_t* which) {
     int64_t m = begin;
@@ -260,12 +260,16 @@ struct SignedTile {
 };
 #endif
 
-// Rows begin..end of up to four panels. Where registers are few, several rows take one panel at a time.
+// Rows begin..end of up to four panels. Where registers are few, one row takes all of them, two take pairs, more take one.
 template <template <int, int> class Tile>
 void rows_of_streams(const Product& a, int64_t begin, int64_t end, const int64_t* which, int count) {
-    const bool few = W == 16 || end - begin == 1;
-    if (few && count == 4) return rows_of_panels<Tile, 4>(a, begin, end, which);
-    if (few && count == 3) return rows_of_panels<Tile, 3>(a, begin, end, which);
+#if WIDTH == 16
+    if (count == 4) return rows_of_panels<Tile, 4>(a, begin, end, which);
+    if (count == 3) return rows_of_panels<Tile, 3>(a, begin, end, which);
+#else
+    if (count == 4 && end - begin == 1) return Tile<1, 4>::run(a, begin, which);
+    if (count == 4 && end - begin == 2) return Tile<2, 2>::run(a, begin, which), Tile<2, 2>::run(a, begin, which + 2);
+#endif
     for (int p = 0; p < count; ++p) rows_of_panels<Tile, 1>(a, begin, end, which + p);
 }
 

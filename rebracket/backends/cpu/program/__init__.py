@@ -26,7 +26,8 @@ __all__ = ["Choice", "Outcome", "Program", "Segment", "Snapshot"]
 Logits = Literal["none", "last", "all"]
 WANTED: dict[Logits, int] = {"none": 0, "last": 1, "all": 2}
 SEGMENT = struct.Struct("=4q2i2d3q2Qq2i")
-OUTCOME = struct.Struct("=q2i")
+OUTCOME = struct.Struct(f"={SEGMENT.size - 16}xq2i")
+NO_CHOICE = (0, 0.0, 1.0, 0, 0, -1, 0, 0, 0, 0, 0)
 
 
 @final
@@ -258,7 +259,13 @@ class Program:
         for n, (slot, ids, logits, choice, drafted) in enumerate(segments):
             tokens.extend(ids)
             count = len(tokens) - first
-            self.put_segment(n, (slot, first, count, drafted, WANTED[logits]), choice)
+            try:
+                how = NO_CHOICE if choice is None else self.numbers_of(choice)
+                SEGMENT.pack_into(self.segments, n * SEGMENT.size, slot, first, count, drafted, WANTED[logits], *how)
+            except KeyError:
+                one_of("logits", logits, tuple(WANTED))
+            except struct.error as error:
+                raise TypeError(f"segment {n} must hold whole numbers, got {slot}, {drafted} and {choice}") from error
             first += count
         if self.slots.graph.paged:
             self.reserve(segments)
@@ -266,19 +273,11 @@ class Program:
         call.segments, call.rows, call.tokens = len(segments), first, tokens.buffer_info()[0]
         return tokens
 
-    def put_segment(self, n: int, place: tuple[int, int, int, int, int], choice: Choice | None) -> None:
-        at = n * SEGMENT.size
-        try:
-            if choice is None:
-                SEGMENT.pack_into(self.segments, at, *place, 0, 0.0, 1.0, 0, 0, -1, 0, 0, 0, 0, 0)
-                return
-            temperature, top_k, top_p, seed, drawn, limit, stop = choice
-            limit = self.compiled.logits.width if limit is None else limit
-            stop = -1 if stop is None else stop
-            numbers = (temperature, top_p, top_k, limit, stop, seed & WORD, drawn)
-            SEGMENT.pack_into(self.segments, at, *place, 1, *numbers, 0, 0, 0)
-        except struct.error as error:
-            raise TypeError(f"segment {n} must hold whole numbers, got {place} and {choice}: {error}") from error
+    def numbers_of(self, choice: Choice) -> tuple[float, ...]:
+        """A choice as the rest of a segment."""
+        temperature, top_k, top_p, seed, drawn, limit, stop = choice
+        limit = self.compiled.logits.width if limit is None else limit
+        return 1, temperature, top_p, top_k, limit, -1 if stop is None else stop, seed & WORD, drawn, 0, 0, 0
 
     def reserve(self, segments: Sequence[Segment]) -> None:
         """Pages for softmax layers."""
@@ -290,16 +289,18 @@ class Program:
         """What the kernel wrote."""
         wanted = any(segment.logits != "none" for segment in segments)
         logits = self.logits[: self.call.wanted_count].clone() if wanted else None
+        chosen, told = self.chosen[: self.call.rows], memoryview(self.segments).cast("B")
         found, first, row = [], 0, 0
-        for n, (_, ids, asked, choice, drafted) in enumerate(segments):
-            accepted, ended, damaged = OUTCOME.unpack_from(self.segments, (n + 1) * SEGMENT.size - OUTCOME.size)
-            plain = len(ids) - drafted
-            begin = first + plain - 1
-            tokens = [] if choice is None else self.chosen[begin : begin + accepted - plain + 1 - damaged]
-            kept = len(ids) if asked == "all" else 1 + drafted if asked == "last" or choice is not None else 0
-            mine = None if logits is None or asked == "none" else logits[row : row + kept]
+        outcomes = OUTCOME.iter_unpack(told[: len(segments) * SEGMENT.size])
+        for (_, ids, asked, choice, drafted), (accepted, ended, damaged) in zip(segments, outcomes, strict=True):
+            last = first + len(ids) - drafted - 1
+            tokens = [] if choice is None else chosen[last : first + accepted - damaged]
+            mine = None
+            if logits is not None:
+                kept = len(ids) if asked == "all" else 1 + drafted if asked == "last" or choice is not None else 0
+                mine, row = None if asked == "none" else logits[row : row + kept], row + kept
             found.append(Outcome(tokens, accepted, bool(ended), bool(damaged), mine))
-            first, row = first + len(ids), row + kept
+            first += len(ids)
         return found
 
     def open(self) -> int:

@@ -289,6 +289,7 @@ class Compiler:
     def __init__(self, graph: Graph, weights: Weights, rows: int, most_tokens: int) -> None:
         self.format, self.rows = FORMATS[weights], rows
         self.memory, self.vocab, self.record_size = Memory(), 0, 0
+        self.memory.digest.update(repr([weights, *map(described, (*graph.body, *graph.head))]).encode())
         self.paged: dict[int, int] = {}
         self.page_size = 0
         for paged in graph.paged:
@@ -443,6 +444,12 @@ class Compiler:
         to.query_heads, to.heads, to.after, to.width = op.heads, op.pages.heads, op.scale, op.pages.window or 0
         to.key_dim, to.value_dim, to.paged = op.pages.key_dim, op.pages.value_dim, self.paged[op.pages.index]
         self.need(self.most_tokens + 2 * ProgramCall.LANES)
+
+
+def described(operation: Operation) -> tuple[str, dict[str, Any]]:
+    """An operation without the numbers of its weights."""
+    plain = {name: list(x.shape) if isinstance(x, Tensor) else x for name, x in vars(operation).items()}
+    return type(operation).__name__, plain
 
 
 def spread(weight: Tensor, width: int) -> Tensor:

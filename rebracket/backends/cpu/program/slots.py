@@ -57,6 +57,17 @@ class Pages:
         for slot, page in wanted:
             self.take(slot, page)
 
+    def renew(self, slot: int, begin: int, end: int) -> None:
+        """Gives a slot new pages for these tokens alone, or raises and changes nothing."""
+        before = self.share(slot)
+        self.put(slot, np.full_like(before, CLOSED))
+        try:
+            self.reserve([(slot, begin, begin, end)])
+        except ValueError:
+            self.put(slot, before)
+            raise
+        self.release(before.tolist())
+
     def keep(self, slot: int, pages: range) -> None:
         """Gives back what a slot holds outside of these pages."""
         if len(pages) > self.count:
@@ -185,7 +196,7 @@ class Slots:
     def restore(self, slot: int, snapshot: Snapshot) -> None:
         """Puts a slot where it was, or where another was; a ValueError for a snapshot of another program."""
         self.position(slot)
-        if snapshot.program != self.program or snapshot.pages is not self.pages:
+        if snapshot.program != self.program or (self.graph.paged and snapshot.pages is not self.pages):
             raise ValueError(
                 f"snapshot is of another program, {snapshot.program[:12]}, this is {self.program[:12]}: the weights, "
                 "their format or the pages are others"
@@ -239,8 +250,7 @@ class Slots:
         kept = [(layer, *self.kept(tensors, layer, position)) for layer in self.graph.paged]
         if kept:
             first = min(position - keys.shape[1] for _, keys, _ in kept)
-            self.pages.put(slot, np.full_like(self.pages.tables[slot], CLOSED))
-            self.pages.reserve([(slot, first, first, position)])
+            self.pages.renew(slot, first, position)
         for x, tensor in held:
             self.put_numbers(slot, x, tensor)
         for layer, keys, values in kept:
