@@ -39,6 +39,7 @@ OPEN = (
     "nn.presets",
     "nn.writes",
     "bench.cases",
+    "bench.models",
     "bench.peers",
     "integrations",
     "lab",
@@ -60,6 +61,7 @@ LAZY = {
     "fast_transformers": ("bench.peers",),
     "fastapi": ("serve",),
     "fla": ("integrations",),
+    "gguf": ("bench.models",),
     "httpx": ("serve",),
     "hypothesis": ("testing",),
     "jax": ("bench.peers",),
@@ -75,8 +77,9 @@ LAZY = {
     "tensorboard": ("train",),
     "tokenizers": ("lm.tokenizer",),
     "torch.utils.tensorboard": ("train",),
-    "transformers": ("bench.peers", "integrations"),
+    "transformers": ("bench.models", "bench.peers", "integrations"),
     "uvicorn": ("serve",),
+    "xllamacpp": ("bench.models",),
 }
 
 

@@ -165,21 +165,21 @@ def system_error(error: SafetensorError) -> OSError:
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; on success it is flushed and takes ``path``'s place, on failure it goes."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    beside.touch()
-    mode = beside.stat().st_mode  # what the user's umask allows; safetensors' own would shut everyone else out
     try:
+        beside.touch()
+        mode = beside.stat().st_mode  # what the user's umask allows; safetensors' own would shut everyone else out
         yield beside
         beside.chmod(mode)
         flush(beside)
         beside.replace(path)
+        if os.name == "posix":  # elsewhere a folder cannot be opened, and the rename is already durable enough
+            flush(path.parent)
     except OSError as error:
         if error.errno and error.filename in (None, str(beside)):
             error.filename = str(path)
         raise
     finally:
         beside.unlink(missing_ok=True)
-    if os.name == "posix":  # elsewhere a folder cannot be opened, and the rename is already durable enough
-        flush(path.parent)
 
 
 def flush(path: Path) -> None:

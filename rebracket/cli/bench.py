@@ -49,11 +49,17 @@ def command(
     quiet: Annotated[float, typer.Option(min=0, help="Seconds to wait for a quiet machine before each round.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a page, figures and a plot there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small shapes and few samples: whether it works.")] = False,
+    models: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Whole models by commas in place of operators, or all.")
+    ] = None,
 ) -> None:
     """Benchmark the backends, softmax and what others have; check every result against float64 before timing it.
 
     Exit code 1: a result of this package was wrong.
     """
+    if models is not None:
+        bench_models(models, quick, peers, rounds, seconds, quiet, out)
+        return
     from rebracket.bench import FULL, QUICK, report
     from rebracket.bench.case import DTYPES, MODES
     from rebracket.bench.cases import by_name
@@ -75,6 +81,36 @@ def command(
         report.write(result, out, shlex.join(["rebracket", *sys.argv[1:]]))
         sys.stdout.write(f"page: {out / report.PAGE}\n")
     if any(row.status in ("wrong", "failed") and not row.is_peer for row in result.every):
+        raise typer.Exit(WRONG)
+
+
+def bench_models(
+    names: str, quick: bool, peers: bool, rounds: int | None, seconds: float | None, quiet: float, out: Path | None
+) -> None:
+    """Whole models: every way to run one."""
+    from rebracket.base.progress import Progress
+    from rebracket.bench import model_suite
+    from rebracket.bench.models.base import SIZES
+
+    suite = model_suite.QUICK_MODELS if quick else model_suite.MODELS
+    given = {
+        "rounds": rounds,
+        "seconds": seconds,
+        "sizes": None if names == "all" else parsed(names, lambda name: one_of("models", name, SIZES)),
+    }
+    suite = replace(
+        suite, peers=peers, quiet=quiet, **{name: value for name, value in given.items() if value is not None}
+    )
+    with Progress(sys.stderr).counting() as show_count:
+        found = model_suite.run(suite, show_count)
+    for table in model_suite.tables(found):
+        cli.show(table.rich())
+    for line in (*model_suite.notes(found), "", model_suite.READING):
+        sys.stdout.write(line + "\n")
+    if out is not None:
+        model_suite.write(found, out, shlex.join(["rebracket", *sys.argv[1:]]))
+        sys.stdout.write(f"page: {out / model_suite.PAGE}\n")
+    if any(row.wrong for row in found):
         raise typer.Exit(WRONG)
 
 

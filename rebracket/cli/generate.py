@@ -4,10 +4,11 @@ import os
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, final, get_args
 
 import typer
 
@@ -15,7 +16,8 @@ from rebracket import cli
 
 if TYPE_CHECKING:
     from rebracket.lm import LanguageModel, Tokenizer
-    from rebracket.lm.generation import Generation, Settings
+    from rebracket.lm.generation import Generation, Piece, Settings
+    from rebracket.lm.texts import Running
     from rebracket.train.interrupt import Interrupt
 
 STDIN = "-"
@@ -52,6 +54,12 @@ def command(
     save_state: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the state, to resume from.")] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Show each prompt before its text.")] = False,
     report_every: Annotated[int, typer.Option(min=0, help="Tokens between reports of time and memory.")] = 0,
+    weights: Annotated[
+        str, typer.Option(help="Format of the weights in a program: float32, or rounded bfloat16 or int8.")
+    ] = "float32",
+    drafts: Annotated[
+        int, typer.Option(min=0, help="Most tokens to guess ahead from the text itself; they change only the time.")
+    ] = 0,
 ) -> None:
     """Continue texts with a model, from prompts or from a state that an earlier call saved.
 
@@ -70,7 +78,7 @@ def command(
     options = Options(temperature, top_k, top_p, seed, None if stop is None else tuple(stop), endless)
     try:
         prompts = prompts_of(prompt or [], prompt_file or [], state, encoding)
-        texts = open_texts(*load_model(model_folder(model)), state, prompts, options)
+        texts = open_texts(*load_model(model_folder(model)), state, prompts, options, running_of(weights, drafts))
         pages = Pages(len(texts.rows))
         with Interrupt() as interrupt:
             meter = Meter(texts, report_every, interrupt)
@@ -106,6 +114,16 @@ class Options:
         return replace(before, sampler=replace(before.sampler, **given), **settings)
 
 
+def running_of(weights: str, drafts: int) -> "Running":
+    """How the command line says to compute."""
+    from rebracket.lm.texts import Running, Weights
+
+    found: dict[str, Weights] = {name: name for name in get_args(Weights)}
+    if weights not in found:
+        raise ValueError(f"--weights must be of {', '.join(found)}, got {weights!r}")
+    return Running(weights=found[weights], drafts=drafts)
+
+
 def prompts_of(prompt: Sequence[str], prompt_file: Sequence[str], state: Path | None, encoding: str) -> list[str]:
     """The prompts that were given; without any and without a state, the one on standard input."""
     if prompt or prompt_file or state is not None or not piped():
@@ -136,14 +154,19 @@ def text_of(name: str, encoding: str = "auto") -> str:
 
 
 def open_texts(
-    model: "LanguageModel", tokenizer: "Tokenizer", state: Path | None, prompts: Sequence[str], options: Options
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    state: Path | None,
+    prompts: Sequence[str],
+    options: Options,
+    running: "Running",
 ) -> "Generation":
     """The texts to continue, one for each prompt."""
     from rebracket.lm.generation import Generation, Settings
 
     if state is None:
-        return Generation.begin(model.eval(), tokenizer, max(len(prompts), 1), options.over(Settings()))
-    texts = Generation.load(state, model.eval(), tokenizer)
+        return Generation.begin(model.eval(), tokenizer, max(len(prompts), 1), options.over(Settings()), running)
+    texts = Generation.load(state, model.eval(), tokenizer, running)
     texts = texts.with_settings(options.over(texts.settings))
     if not prompts and all(row.ended for row in texts.rows):
         raise ValueError(f"{state}: every text in it has ended; give a prompt")
@@ -169,7 +192,7 @@ def write(texts: "Generation", tokens: int, pages: "Pages", meter: "Meter", inte
             pages.add(piece.row, piece.text)
             if piece.ended:
                 pages.end(piece.row)
-        meter.step(len(pieces))
+        meter.step(pieces)
         if interrupt.asked or pages.error:
             return
 
@@ -270,7 +293,7 @@ class Meter:
         self._every = every
         self._begun = self._now = self._reported = time.perf_counter()
         self._read = sum(row.read for row in texts.rows)
-        self._steps = self._written = 0
+        self._steps = self._told = self._written = 0
         self._reading = ""
 
     def reading(self, done: int, total: int) -> None:
@@ -287,12 +310,12 @@ class Meter:
         self._reading = pace("read", count, now - self._begun)
         self._begun = self._now = self._reported = now
 
-    def step(self, tokens: int) -> None:
-        """One step is done, with as many tokens as texts that had not ended."""
-        self._steps += 1
-        self._written += tokens
+    def step(self, pieces: "Sequence[Piece]") -> None:
+        """One step is done: a token for each text that had not ended, or several."""
+        self._steps += max(Counter(piece.row for piece in pieces).values())
+        self._written += len(pieces)
         self._now = time.perf_counter()
-        if self._every and self._steps % self._every == 0:
+        if self._every and self._steps - self._told >= self._every:
             self._report()
 
     def end(self) -> None:
@@ -305,12 +328,13 @@ class Meter:
             f"state {self._texts.nbytes:,} bytes; keys and values of softmax {softmax:,} bytes "
             f"after {sum(counts):,} tokens"
         )
+        cli.say(f"computed by {self._texts.explain()}")
 
     def _report(self) -> None:
         from rebracket.base.resources import peak_nbytes
 
-        each = (self._now - self._reported) / self._every * 1000
-        self._reported = self._now
+        each = (self._now - self._reported) / (self._steps - self._told) * 1000
+        self._reported, self._told = self._now, self._steps
         cli.say(
             f"tokens {self._steps}: {each:.2f} ms/token, peak memory {peak_nbytes() / 1e6:.0f} MB, "
             f"state {self._texts.nbytes:,} bytes"

@@ -35,7 +35,7 @@ def command(
         float, typer.Option(min=0, help="Largest difference that passes, in standard deviations of the logits.")
     ] = 1e-3,
 ) -> None:
-    """Run a text through a model in parallel, in chunks, recurrently and step by step, and compare the logits.
+    """Run a text through a model in every mode, step by step and as a program, and compare the logits.
 
     Each way runs in a process of its own, which measures its time and memory. Exit code 1: two ways disagree.
     """
@@ -63,10 +63,15 @@ def command(
 
 def compare(folder: Path, ids: Sequence[int]) -> "tuple[dict[Way, Measured], dict[Way, Difference]]":
     """What each way took, and how much its logits differ from those of the parallel one."""
+    from rebracket.lm import load_model
     from rebracket.lm.modes import WAYS, Measured, Way, difference
+    from rebracket.lm.program import why_not
 
+    if reason := why_not(load_model(folder)[0].float()):
+        sys.stdout.write(f"no program: {reason}\n")
+    ways: list[Way] = [*WAYS] if reason else [*WAYS, "program"]
     with tempfile.TemporaryDirectory() as beside:
-        outs: dict[Way, Path] = {way: Path(beside, way) for way in WAYS}
+        outs: dict[Way, Path] = {way: Path(beside, way) for way in ways}
         found: dict[Way, Measured] = {way: alone(folder, ids, way, out) for way, out in outs.items()}
         return found, {way: difference(outs["parallel"], out) for way, out in outs.items()}
 

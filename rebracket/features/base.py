@@ -52,7 +52,10 @@ class FeatureMap(nn.Module, ABC):
         return self.in_float32(self.features, x)
 
     def queries(self, x: Tensor) -> Tensor:
-        """The features of queries: phi(x), up to a positive factor per query that a normalizer divides out."""
+        """The features of queries: phi(x), up to a positive factor per query that a normalizer divides out.
+
+        As a method it is not between the map's own hooks, which see keys; those of modules inside the map see both.
+        """
         return self.in_float32(self.query_features, x)
 
     def reset_parameters(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from rebracket.lab.base.drawing import draw_line
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size, points, select
 from rebracket.lab.base.learning import Examples, learn, model_without_mlps
 from rebracket.lab.base.pairs import generator
@@ -27,6 +28,7 @@ STEPS: Mapping[int, int] = {2: 400, 3: 1500}
 """Training steps by modulus."""
 STARTS: Mapping[int, int] = {2: 3, 3: 1}
 """Models trained in a cell, by modulus; the one that is best on longer texts counts, as in Grazzi et al."""
+COLORS = {"deltanet": "tab:blue", "gated_deltanet": "tab:orange", "kda": "tab:green"}
 GRIDS: Mapping[Size, tuple[Sequence[int], Sequence[str]]] = {
     "tiny": ([2], ["deltanet"]),
     "quick": ([2, 3], ["deltanet"]),
@@ -44,10 +46,9 @@ class Tracking(Experiment):
         "write turns a memory over, and one layer learns neither parity nor arithmetic modulo 3: beyond the 32 "
         "tokens of training, up to 256, its accuracy is 0.15 at most, 0 being guessing. With beta up to 2 a write "
         "can be a reflection, and DeltaNet keeps parity there (0.95 and more, the best of 3 starts; from some it "
-        "is lost slowly, as 32 tokens do not ask for an exact reflection) and the other (0.5 and more). "
+        "is lost slowly, as 32 tokens do not ask for an exact reflection) and the other (0.9 and more). "
         "Grazzi et al. 2025, the best of 3: 0.017 against 1.00 for parity, 0.314 against 0.971 for expressions, which "
-        "are harder than y_t = x_t - y_(t-1) here, one reflection a token. With a decay besides, state fades beyond "
-        "the length of training, and nothing is claimed."
+        "are harder than y_t = x_t - y_(t-1) here, one reflection a token. With a decay besides nothing is claimed."
     )
     seeds: Mapping[Size, int] = {"tiny": 2, "quick": 3, "full": 3}
 
@@ -65,9 +66,25 @@ class Tracking(Experiment):
         positive, negative = (select(results, "beta_max", beta_max) for beta_max in (1.0, 2.0))
         reflecting = {int(r.cell["modulus"]): r["beyond"] for r in select(negative, "mixer", "deltanet")}
         return Verdict.of(
-            Check("most accuracy beyond, eigenvalues in [0,1]", max(r["beyond"] for r in positive), high=0.15),
-            Check("accuracy beyond, eigenvalues in [-1,1], parity", reflecting[2], low=0.95),
-            Check("least accuracy beyond, eigenvalues in [-1,1]", min(reflecting.values()), low=0.5),
+            Check.every(
+                "accuracy beyond, eigenvalues in [0,1]",
+                [r["beyond"] for r in positive],
+                high=0.15,
+                source="theory: 0, and a sampling error; Grazzi et al.: 0.017",
+            ),
+            Check(
+                "accuracy beyond, eigenvalues in [-1,1], parity",
+                reflecting[2],
+                low=0.95,
+                predicted=1.0,
+                source="Grazzi et al., 1.00",
+            ),
+            Check.every(
+                "accuracy beyond, eigenvalues in [-1,1]",
+                list(reflecting.values()),
+                low=0.9,
+                source="Grazzi et al., 0.971 for expressions, which are harder",
+            ),
         )
 
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
@@ -76,11 +93,20 @@ class Tracking(Experiment):
             for r in select(results, "modulus", modulus):
                 style = "-" if r.cell["beta_max"] == 2.0 else "--"
                 name = f"{r.cell['mixer']}, [{1 - float(r.cell['beta_max']):g},1]"
-                axes.plot(range(T, LONGER + 1, T), [r[x] for x in SPANS], f"o{style}", label=name)
+                draw_line(
+                    axes,
+                    range(T, LONGER + 1, T),
+                    [r[x] for x in SPANS],
+                    color=COLORS[str(r.cell["mixer"])],
+                    label=name,
+                    style=style,
+                )
             axes.axvline(T, color="0.5")
-            axes.set(xlabel=f"tokens; {T} in training", ylabel="accuracy, 0 is guessing", ylim=(-0.1, 1.05))
-            axes.set_title("parity" if modulus == 2 else f"arithmetic modulo {modulus}")
-            axes.legend()
+            axes.set(xlabel=f"place in the text, tokens; {T} in training", ylim=(-0.1, 1.05))
+            axes.set_ylabel("accuracy scaled: 0 guessing, 1 all")
+            task = "parity" if modulus == 2 else f"arithmetic modulo {modulus}"
+            axes.set_title(f"Only reflections keep {task}")
+            axes.legend(loc="center right", fontsize="small")
 
 
 def trained(cell: Cell, start: int) -> Mapping[str, float]:

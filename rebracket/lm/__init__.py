@@ -3,7 +3,7 @@
 from rebracket.lm.cache import ModelCache
 from rebracket.lm.checkpoints import load_model, model_id, save_model
 from rebracket.lm.config import Config, LayerConfig
-from rebracket.lm.generation import Generation, Piece, Row, Settings
+from rebracket.lm.generation import Generation, Piece, Row, Running, Settings
 from rebracket.lm.model import LanguageModel, ModelOutput
 from rebracket.lm.sampling import Sampler
 from rebracket.lm.tokenizer import Tokenizer
@@ -17,6 +17,7 @@ __all__ = [
     "ModelOutput",
     "Piece",
     "Row",
+    "Running",
     "Sampler",
     "Settings",
     "Tokenizer",

@@ -5,125 +5,34 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Self, final
-
-import torch
+from typing import final
 
 from rebracket.base.files import read_tensors, write_tensors
-from rebracket.base.random import uniform
 from rebracket.lm.cache import ModelCache
-from rebracket.lm.checkpoints import model_id
+from rebracket.lm.drafts import Drafter
 from rebracket.lm.model import LanguageModel
-from rebracket.lm.prefill import PIECE, prefill, silent
-from rebracket.lm.sampling import Sampler
+from rebracket.lm.past import Batch, Choosing, Past
+from rebracket.lm.prefill import PIECE, silent
+from rebracket.lm.program import Identity, Slots, why_not
 from rebracket.lm.stopping import cut
+from rebracket.lm.texts import Piece, Row, Running, Settings
 from rebracket.lm.tokenizer import Tokenizer
+
+__all__ = ["Generation", "Piece", "Row", "Running", "Settings", "refuse_replacing"]
 
 KIND, VERSION = "rebracket.texts", 1
 
 
 @final
-@dataclass(frozen=True)
-class Settings:
-    """How texts are continued.
-
-    Args:
-        sampler: how tokens are chosen.
-        stop: strings that end a text and are not part of it; one string is one of them, not its letters.
-        endless: never sample the end of the document.
-
-    Raises:
-        ValueError: If a stop string is empty.
-
-    Example:
-        >>> Settings(stop=("END",)).sampler.temperature
-        0.8
-    """
-
-    sampler: Sampler = field(default_factory=Sampler)
-    stop: tuple[str, ...] = ()
-    endless: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        if not all(self.stop):
-            raise ValueError("stop must hold strings of at least one character, got an empty one")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The settings of which `asdict` made the table."""
-        return cls(Sampler(**values["sampler"]), tuple(values["stop"]), values["endless"])
-
-
-@final
-@dataclass(frozen=True)
-class Row:
-    """The state of one text between two tokens, its cache aside.
-
-    Args:
-        seed: of its random numbers.
-        last: the newest token, given or sampled; the next step reads it.
-        drawn: random numbers used.
-        read: tokens that the cache has read.
-        unfinished: bytes of an incomplete character.
-        held: text not shown yet, because it may be the beginning of a stop string.
-        ended: whether the text has ended.
-
-    Example:
-        >>> row = Row(seed=3, last=256, unfinished=bytes([195]))
-        >>> Row.from_dict(row.to_dict()) == row
-        True
-    """
-
-    seed: int
-    last: int
-    drawn: int = 0
-    read: int = 0
-    unfinished: bytes = b""
-    held: str = ""
-    ended: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row in JSON types."""
-        return {**asdict(self), "unfinished": self.unfinished.hex()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The row of which `to_dict` made the table."""
-        return cls(**{**values, "unfinished": bytes.fromhex(values["unfinished"])})
-
-
-@final
-class Piece(NamedTuple):
-    """What one token adds to one text.
-
-    Args:
-        row: which text.
-        token: its id.
-        text: the characters that can now be shown; often none, sometimes more than the token's own.
-        ended: whether the text ends with it.
-
-    Example:
-        >>> Piece(row=0, token=104, text="h", ended=False).text
-        'h'
-    """
-
-    row: int
-    token: int
-    text: str
-    ended: bool
-
-
-@final
 class Generation:
-    """N texts that a model continues as a batch.
+    """N texts that a model continues together.
 
     Between two tokens the whole state of a text is its cache and a `Row`, and `save` writes both. A text that is saved
-    and resumed in another process is bit for bit the same as one that was never interrupted.
+    and resumed in another process is bit for bit the same as one that was never interrupted. A model whose parts all
+    have operations runs as a program; there a text does not depend on the others, on cuts or on drafts by a single bit.
 
     Args:
         model: the writer; its weights must not change meanwhile.
@@ -131,6 +40,10 @@ class Generation:
         settings: how texts are continued.
         rows: the state of each text.
         cache: of all texts, N rows; it is written over.
+        running: how they are computed.
+
+    Raises:
+        ValueError: If `running` asks for a program and the model cannot be one.
 
     Cost: memory of the cache, whatever the length of the texts; one step of the model a token.
 
@@ -145,21 +58,55 @@ class Generation:
     """
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, settings: Settings, rows: Sequence[Row], cache: ModelCache
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        rows: Sequence[Row],
+        cache: ModelCache,
+        running: Running = Running(),
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.settings = settings
+        self.running = running
         self._rows = list(rows)
-        self._set_cache(cache)
+        self._cache = cache
+        self._drafters = [Drafter(running.drafts) for _ in rows]
+        self._reason = "they were asked for" if running.way == "modules" else why_not(model)
+        if running.only_program and self._reason is not None:
+            raise ValueError(f"a program was asked for, and the model cannot be one: {self._reason}")
+        self._identity = Identity(model)
+        self._past: Past | None = None
 
     @classmethod
     def begin(
-        cls, model: LanguageModel, tokenizer: Tokenizer, rows: int = 1, settings: Settings = Settings()
+        cls,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        rows: int = 1,
+        settings: Settings = Settings(),
+        running: Running = Running(),
     ) -> Generation:
         """New texts, which begin with the document mark; row n has seed + n."""
         fresh = [Row(settings.sampler.seed + n, tokenizer.document) for n in range(rows)]
-        return cls(model, tokenizer, settings, fresh, model.empty_cache(rows))
+        return cls(model, tokenizer, settings, fresh, model.empty_cache(rows), running)
+
+    def explain(self) -> str:
+        """How the texts are computed, and if not by a program, why.
+
+        Example:
+            >>> from rebracket.lm.config import Config
+            >>> layers = [{"mixer": "gated_deltanet", "heads": 2}]
+            >>> config = {"vocab_size": 257, "d_model": 8, "context": 6, "layers": layers}
+            >>> model = LanguageModel(Config.from_dict(config)).double()
+            >>> Generation.begin(model, Tokenizer.bytes()).explain()
+            'the modules: embed.weight is torch.float64 on cpu; programs compute in float32 on CPUs'
+        """
+        if self._reason is not None:
+            return f"the modules: {self._reason}"
+        drafts = f", drafts of {self.running.drafts}" if self.running.drafts else ""
+        return f"a program with {self.running.weights} weights{drafts}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -169,31 +116,33 @@ class Generation:
     @property
     def cache(self) -> ModelCache:
         """The cache of all texts, N rows; the next step may write over it."""
-        if not self._resting:
-            return self._cache
-        growing = {n: self._cache.select([place]) for place, n in enumerate(self._growing)}
-        each = growing | self._resting
-        return ModelCache.join([each[n] for n in range(len(self._rows))])
+        return self._cache if self._past is None else self._past.cache
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the caches."""
-        return self._cache.nbytes + sum(cache.nbytes for cache in self._resting.values())
+        """Bytes that are kept of all texts."""
+        return self._cache.nbytes if self._past is None else self._past.nbytes
 
     def fork(self, rows: int) -> Generation:
         """Copies of the only text here, to be continued apart; row n has its seed + n."""
         if len(self._rows) != 1:
             raise ValueError(f"only a single text can be forked, got {len(self._rows)}")
         (row,) = self._rows
-        forked = [replace(row, seed=row.seed + n) for n in range(rows)]
-        return Generation(self.model, self.tokenizer, self.settings, forked, self.cache.select([0] * rows))
+        return self._copy(self.settings, [replace(row, seed=row.seed + n) for n in range(rows)], [0] * rows)
 
     def with_settings(self, settings: Settings) -> Generation:
         """The same texts with other settings; a new seed restarts the random numbers."""
         rows, seed = self._rows, settings.sampler.seed
         if seed != self.settings.sampler.seed:
             rows = [replace(row, seed=seed + n, drawn=0) for n, row in enumerate(rows)]
-        return Generation(self.model, self.tokenizer, settings, rows, self.cache.fork())
+        return self._copy(settings, rows, range(len(rows)))
+
+    def _copy(self, settings: Settings, rows: Sequence[Row], texts: Sequence[int]) -> Generation:
+        """Some of the texts, to go their own way with the same weights."""
+        cache = self.cache.select(list(texts))
+        copy = Generation(self.model, self.tokenizer, settings, rows, cache, self.running)
+        copy._identity = self._identity
+        return copy
 
     def read(
         self, prompts: Sequence[str], *, piece: int = PIECE, report: Callable[[int, int], None] = silent
@@ -209,19 +158,20 @@ class Generation:
             For each text, the generated characters that were still held back before the prompt.
 
         Raises:
-            ValueError: If there is not one prompt a text.
+            ValueError: If there is not one prompt a text, or the weights of a program changed.
         """
         if len(prompts) != len(self._rows):
             raise ValueError(f"prompts must be one a text, {len(self._rows)}, got {len(prompts)}")
         held = [self._release(n) if prompt else "" for n, prompt in enumerate(prompts)]
         coded = self.tokenizer.encode_all(prompts)
         texts = [[row.last, *ids][: len(ids)] for row, ids in zip(self._rows, coded, strict=True)]
-        cache = prefill(self.model, texts, self.cache, piece=piece, report=report)
+        self._opened().read(texts, piece, report)
+        for drafter, ids in zip(self._drafters, coded, strict=True):
+            drafter.read(ids)
         self._rows = [
             replace(row, last=ids[-1], read=row.read + len(ids), ended=False) if ids else row
             for row, ids in zip(self._rows, coded, strict=True)
         ]
-        self._set_cache(cache)
         return held
 
     def grow(self, tokens: int) -> Iterator[list[Piece]]:
@@ -231,14 +181,46 @@ class Generation:
             tokens: most tokens for each.
 
         Yields:
-            For each step, what it adds to each text that had not ended.
+            For each step, what it adds to each text that had not ended: a piece, or several where drafts were right.
+
+        Raises:
+            FloatingPointError: If logits hold NaN or infinity.
+            ValueError: If the weights of a program changed.
         """
-        for _ in range(tokens):
-            if not self._growing:
-                return
-            pieces = [self._append(n, token) for n, token in zip(self._growing, self._step(), strict=True)]
-            self._set_ended_aside()
-            yield pieces
+        ends, past, choosing = [row.read + tokens for row in self._rows], self._opened(), self._choosing
+        while growing := {n: row for n, row in enumerate(self._rows) if not row.ended and row.read < ends[n]}:
+            drafts = {n: self._draft(n, ends[n] - row.read - 1, len(growing)) for n, row in growing.items()}
+            found = past.step(growing, drafts, choosing)
+            for n, draft in drafts.items():
+                if draft:
+                    self._drafters[n].learn(len(draft), len(found[n]) - 1, len(growing))
+            yield [self._append(n, token) for n, ids in found.items() for token in ids]
+
+    def _draft(self, n: int, most: int, texts: int) -> list[int]:
+        """Guesses of what follows the last token of a text, one of so many, none of which ends it."""
+        row, kept = self._rows[n], []
+        for token in self._drafters[n].guess(texts)[:most]:
+            row, _ = self._after(row, token)
+            if row.ended:
+                break
+            kept.append(token)
+        return kept
+
+    @property
+    def _choosing(self) -> Choosing:
+        # The document mark is the tokenizer's last id; a model may have more ids, which mean nothing.
+        document = self.tokenizer.document
+        count = document if self.settings.endless else self.tokenizer.vocab_size
+        return Choosing(self.settings.sampler, count, document)
+
+    def _opened(self) -> Past:
+        """The past of all texts, which is prepared when it is first needed and never used with other weights."""
+        if self._past is None and self._reason is None:
+            self._past = Slots(self.model, self.running, self._cache, [row.read for row in self._rows])
+        elif self._past is None:
+            self._past = Batch(self.model, self._cache)
+        self._past.check()
+        return self._past
 
     def rest(self) -> list[str]:
         """What is still held back of each text, to show it when the text is not continued."""
@@ -249,9 +231,12 @@ class Generation:
 
         Raises:
             FileNotFoundError: If the folder does not exist.
+            ValueError: If the weights of a program changed.
         """
+        if self._past is not None:
+            self._past.check()
         about = {
-            "model": model_id(self.model),
+            "model": self._identity.model_id,
             "tokenizer": self.tokenizer.digest,
             "settings": json.dumps(asdict(self.settings)),
             "rows": json.dumps([row.to_dict() for row in self._rows]),
@@ -259,7 +244,9 @@ class Generation:
         write_tensors(path, self.cache.tensors(), KIND, VERSION, about)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], model: LanguageModel, tokenizer: Tokenizer) -> Generation:
+    def load(
+        cls, path: str | PathLike[str], model: LanguageModel, tokenizer: Tokenizer, running: Running = Running()
+    ) -> Generation:
         """Reads what `save` wrote.
 
         Raises:
@@ -267,7 +254,8 @@ class Generation:
             ValueError: If the file is damaged or foreign, or was made with another model or tokenizer.
         """
         tensors, about = read_tensors(path, KIND, VERSION)
-        refuse_other(path, about, {"model": model_id(model), "tokenizer": tokenizer.digest})
+        identity = Identity(model)
+        refuse_other(path, about, {"model": identity.model_id, "tokenizer": tokenizer.digest})
         try:
             settings = Settings.from_dict(json.loads(about["settings"]))
             rows = [Row.from_dict(row) for row in json.loads(about["rows"])]
@@ -276,55 +264,37 @@ class Generation:
         # Copies, because tensors in the memory of a file may not be aligned as torch's own are, and the alignment may
         # change how sums are rounded.
         copies = {name: x.clone() for name, x in tensors.items()}
-        return cls(model, tokenizer, settings, rows, ModelCache.from_tensors(copies).to(model.embed.weight.device))
-
-    def _set_cache(self, cache: ModelCache) -> None:
-        """Starts from a cache of all rows."""
-        self._cache = cache
-        self._growing = list(range(len(self._rows)))
-        self._resting: dict[int, ModelCache] = {}
-        self._set_ended_aside()
-
-    def _set_ended_aside(self) -> None:
-        """Takes the texts that have ended out of the batch."""
-        ended = [place for place, n in enumerate(self._growing) if self._rows[n].ended]
-        if not ended:
-            return
-        self._resting |= {self._growing[place]: self._cache.select([place]) for place in ended}
-        stay = [place for place in range(len(self._growing)) if place not in ended]
-        self._cache = self._cache.select(torch.tensor(stay, dtype=torch.int64))
-        self._growing = [self._growing[place] for place in stay]
-
-    @torch.inference_mode()
-    def _step(self) -> list[int]:
-        """Samples the next token of every growing text."""
-        rows = [self._rows[n] for n in self._growing]
-        tokens = torch.tensor([row.last for row in rows], device=self.model.embed.weight.device)
-        logits, self._cache = self.model.step(tokens, self._cache, inplace=True)
-        # The document mark is the tokenizer's last id; a model may have more ids, which mean nothing.
-        count = self.tokenizer.document if self.settings.endless else self.tokenizer.vocab_size
-        sampler = self.settings.sampler
-        numbers = [uniform(row.seed, row.drawn) for row in rows] if sampler.draws else []
-        return sampler.choose(logits[:, :count], numbers)
+        cache = ModelCache.from_tensors(copies).to(model.embed.weight.device)
+        texts = cls(model, tokenizer, settings, rows, cache, running)
+        texts._identity = identity
+        return texts
 
     def _append(self, n: int, token: int) -> Piece:
         """Appends a token to a text."""
-        row = self._rows[n]
-        row = replace(row, last=token, read=row.read + 1, drawn=row.drawn + self.settings.sampler.draws)
+        self._rows[n], text = self._after(self._rows[n], token)
+        self._drafters[n].read([token])
+        return Piece(n, token, text, self._rows[n].ended)
+
+    def _after(self, row: Row, token: int) -> tuple[Row, str]:
+        """A text after one more token, and what can now be shown of it."""
+        seed, read, drawn = row.seed, row.read + 1, row.drawn + self.settings.sampler.draws
         if token == self.tokenizer.document:
-            self._rows[n] = replace(row, ended=True)
-            return Piece(n, token, self._release(n), True)
+            return Row(seed, token, drawn, read, ended=True), held_back(row)
         data = row.unfinished + self.tokenizer.decode_bytes([token])
         text, used = codecs.utf_8_decode(data, "replace", False)
         shown, held, stopped = cut(row.held + text, self.settings.stop)
-        self._rows[n] = replace(row, unfinished=b"" if stopped else data[used:], held=held, ended=stopped)
-        return Piece(n, token, shown, stopped)
+        return Row(seed, token, drawn, read, b"" if stopped else data[used:], held, stopped), shown
 
     def _release(self, n: int) -> str:
-        """What was held back of a text, an incomplete character as a replacement character."""
+        """What was held back of a text, which is shown now."""
         row = self._rows[n]
         self._rows[n] = replace(row, unfinished=b"", held="")
-        return row.held + row.unfinished.decode("utf-8", "replace")
+        return held_back(row)
+
+
+def held_back(row: Row) -> str:
+    """What was held back of a text, an incomplete character as a replacement character."""
+    return row.held + row.unfinished.decode("utf-8", "replace")
 
 
 def refuse_replacing(path: str | PathLike[str]) -> None:

@@ -16,7 +16,7 @@ from rebracket.nn.cache import LayerCache
 from rebracket.nn.mixer import Mixer
 from rebracket.nn.mlp import GatedMLP
 from rebracket.nn.norms import RMSNorm
-from rebracket.nn.projections import Projection, draw
+from rebracket.nn.projections import STREAM_GAIN, Projection, draw
 from rebracket.ops.checks import Mode
 from rebracket.ops.program import Builder, Graph, Value
 
@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.blocks = nn.ModuleList(Block(config.mixer(index), config.mlp_dim) for index in range(len(config.layers)))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.head = None if config.tie_embeddings else Projection(config.d_model, config.vocab_size)
+        self.head = None if config.tie_embeddings else Projection(config.d_model, config.vocab_size, STREAM_GAIN)
         self.init_weights(seed)
 
     def forward(
@@ -158,7 +158,10 @@ class LanguageModel(nn.Module):
         cu_seqlens: Tensor | None = None,
         mode: Mode = "auto",
     ) -> tuple[Tensor, ModelCache]:
-        """As `forward`, with x [B,T,d_model] in place of the logits: `logits(x[:, -1])` gives the last ones only."""
+        """As `forward`, with x [B,T,d_model] in place of the logits: `logits(x[:, -1])` gives the last ones only.
+
+        As methods, this and `logits` are not between the model's own hooks; those of all modules inside run.
+        """
         refuse_tokens(tokens, "B,T")
         x = self.embed(tokens)
         after, blocks = [], self.each_block()
@@ -263,7 +266,7 @@ class LanguageModel(nn.Module):
         forked = [] if device.type in ("cpu", "meta") else [device]
         with torch.random.fork_rng(forked, device_type=device.type if forked else "cuda"):
             torch.manual_seed(seed)
-            draw(self.embed.weight)
+            draw(self.embed.weight, STREAM_GAIN)
             for block in self.each_block():
                 block.reset_parameters()
             self.norm.reset_parameters()

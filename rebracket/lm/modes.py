@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rebracket.backends.cpu.program import Segment
 from rebracket.base.resources import forget_peak, peak_nbytes, resident_nbytes
 from rebracket.lm.checkpoints import load_model
 from rebracket.lm.model import LanguageModel
+from rebracket.lm.program import ROWS, ModelProgram
 
-Way = Literal["parallel", "chunk", "recurrent", "step"]
-WAYS: tuple[Way, ...] = get_args(Way)
+Way = Literal["parallel", "chunk", "recurrent", "step", "program"]
+WAYS: tuple[Way, ...] = get_args(Way)[:-1]
+"""Those of the modules, which every model has."""
 # Tokens whose logits are in memory at once.
 SLICE = 256
 WARM = 2
@@ -62,7 +65,7 @@ def logits_by(model: LanguageModel, tokens: Tensor, way: Way) -> Iterator[Tensor
     """The logits [t,vocab] of a text [T], some tokens at a time.
 
     "parallel", "chunk" and "recurrent" read the text in one call in that mode; "step" reads token after token, as
-    generation does.
+    generation does through the modules; "program" reads it as a native program.
 
     Example:
         >>> from rebracket.lm.config import Config
@@ -73,6 +76,8 @@ def logits_by(model: LanguageModel, tokens: Tensor, way: Way) -> Iterator[Tensor
     """
     if way == "step":
         return stepped(model, tokens)
+    if way == "program":
+        return programmed(model, tokens)
     x, _ = model.read(tokens[None], mode=way)
     return (model.logits(part) for part in x[0].split(SLICE))
 
@@ -82,6 +87,15 @@ def stepped(model: LanguageModel, tokens: Tensor) -> Iterator[Tensor]:
     for token in tokens.split(1):
         logits, cache = model.step(token, cache, inplace=True)
         yield logits
+
+
+def programmed(model: LanguageModel, tokens: Tensor) -> Iterator[Tensor]:
+    program = ModelProgram.prepare(model, tokens=len(tokens)).program
+    slot = program.open()
+    for part in tokens.split(ROWS):
+        (outcome,) = program.run([Segment(slot, part.tolist(), logits="all")])
+        assert outcome.logits is not None
+        yield outcome.logits
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from rebracket.base.files import parse_json
+from rebracket.base.files import parse_json, replacing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
@@ -193,12 +193,13 @@ class Tokenizer:
         return torch.tensor([len(piece) for piece in self._pieces], dtype=torch.int64)
 
     def save(self, path: str | Path) -> None:
-        """Writes `tokenizer.json`, the format of the `tokenizers` library.
+        """Writes `tokenizer.json`, the format of the `tokenizers` library, whole or not at all.
 
         Args:
             path: the file; replaced if it exists.
         """
-        Path(path).write_text(self._engine.to_str(pretty=True), encoding="utf-8")
+        with replacing(Path(path)) as beside:
+            beside.write_text(self._engine.to_str(pretty=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:

@@ -19,7 +19,7 @@ from rebracket.nn.decays.base import Decay
 from rebracket.nn.mixer import Mixer, MixerSize, rows_of
 from rebracket.nn.norms import OutputNorm
 from rebracket.nn.positions import advance, positions
-from rebracket.nn.projections import LowRankProjection, Projection, residual_std
+from rebracket.nn.projections import LowRankProjection, Projection, residual_gain
 from rebracket.nn.rotary import Rotary
 from rebracket.nn.skip import ValueSkip
 from rebracket.nn.writes.additive import AdditiveWrite
@@ -59,7 +59,7 @@ class LinearAttention(Mixer):
         decay: from x to log a, or None for none.
         write: from x, keys, values and log a to what is written; additive by default.
         normalize: divide by the running sum of keys (additive writes, positive features).
-        scale: factor of what is read; the operator's own by default.
+        scale: factor of what is read, the operator's own by default; without effect with `normalize`.
         convolution: width of a short causal convolution over q, k and v in tokens, or None for none.
         silu: whether q, k and v go through SiLU before phi; by default exactly if there is a convolution.
         rotary: turns q and k by their position before phi, or None.
@@ -116,7 +116,7 @@ class LinearAttention(Mixer):
         if convolution is not None:
             width = whole("convolution", convolution)
             self.convolution = ShortConvolution(sum(self.widths), width, "silu" if self.silu else None)
-        self.out = Projection(v, size.d_model, residual_std(size.layers))
+        self.out = Projection(v, size.d_model, residual_gain(size.d_model, size.layers))
         self.stepper = Stepper(normalize=normalize, scale=scale)
 
     def sequence(

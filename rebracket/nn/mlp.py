@@ -5,7 +5,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rebracket.nn.projections import Projection, residual_std
+from rebracket.nn.projections import Projection, residual_gain
 from rebracket.ops.program import Builder, Value
 
 
@@ -34,7 +34,7 @@ class GatedMLP(nn.Module):
     def __init__(self, d_model: int, dim: int, layers: int = 1) -> None:
         super().__init__()
         self.gate_up = Projection(d_model, 2 * dim)
-        self.down = Projection(dim, d_model, residual_std(layers))
+        self.down = Projection(dim, d_model, residual_gain(d_model, layers))
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)

@@ -9,29 +9,30 @@ from torch.nn import functional as F
 from rebracket.ops.precision import at_least_float32, without_autocast
 from rebracket.ops.program import Builder, Value
 
-STD = 0.02
+STREAM_GAIN = 0.5
+"""Root mean square of the residual stream at first, times sqrt(d_model): of logits at its transpose, tied or not."""
 
 
-def draw(weight: Tensor, std: float = STD) -> None:
-    """Fills a weight with normal numbers of standard deviation `std`; one on the meta device has no numbers to fill."""
+def draw(weight: Tensor, gain: float = 1.0) -> None:
+    """Fills a weight [out,in] with normal numbers of variance gain^2 / in; one on the meta device has none to fill."""
     if not weight.is_meta:
-        nn.init.normal_(weight, std=std)
+        nn.init.normal_(weight, std=gain / math.sqrt(weight.shape[1]))
 
 
-def residual_std(layers: int) -> float:
-    """The standard deviation for a projection that adds to the residual stream of `layers` blocks, two sums each."""
-    return STD / math.sqrt(2 * layers)
+def residual_gain(d_model: int, layers: int) -> float:
+    """The gain of a projection that adds to the residual stream: the 2 `layers` sums add up to about the embedding."""
+    return STREAM_GAIN / math.sqrt(2 * layers * d_model)
 
 
 @final
 class Projection(nn.Linear):
-    """x W^T, whose first weights have a standard deviation of their own.
+    """x W^T, whose first weights keep the size of x, times a gain: W from N(0, gain^2 / dim_in).
 
     Tools that look for `nn.Linear` itself, such as torch's `quantize_dynamic`, pass this subclass by without a word.
 
     Args:
         dim_in, dim_out: sizes of the last axis, >= 1.
-        std: standard deviation of the first weights.
+        gain: of the first weights, >= 0: about what the root mean square of x W^T is to that of x.
 
     Example:
         >>> import torch
@@ -39,16 +40,16 @@ class Projection(nn.Linear):
         torch.Size([1, 3, 2])
     """
 
-    std = STD
+    gain = 1.0
 
-    def __init__(self, dim_in: int, dim_out: int, std: float = STD) -> None:
+    def __init__(self, dim_in: int, dim_out: int, gain: float = 1.0) -> None:
         super().__init__(dim_in, dim_out, bias=False)
-        self.std = std
+        self.gain = gain
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws W from N(0, std^2)."""
-        draw(self.weight, self.std)
+        """Draws W from N(0, gain^2 / dim_in)."""
+        draw(self.weight, self.gain)
 
     def lower(self, build: Builder, x: Value, plus: Value | None = None) -> Value:
         """The operations of `forward`, and of a sum with `plus`."""
@@ -80,7 +81,7 @@ class GateProjection(nn.Linear):
             return F.linear(wide, self.weight.to(wide.dtype), None if self.bias is None else self.bias.to(wide.dtype))
 
     def reset_parameters(self) -> None:
-        """Draws W from N(0, 0.02^2), b = 0."""
+        """Draws W from N(0, 1 / dim_in), b = 0."""
         draw(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -115,7 +116,7 @@ class LowRankProjection(nn.Module):
         return self.up(self.down(x))
 
     def reset_parameters(self) -> None:
-        """Draws both factors again."""
+        """Draws both factors again, each by its own inputs: W1 from N(0, 1 / dim_in), W2 from N(0, 1 / rank), b = 0."""
         self.down.reset_parameters()
         self.up.reset_parameters()
 

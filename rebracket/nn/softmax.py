@@ -11,7 +11,7 @@ from rebracket.base.checks import whole
 from rebracket.nn.cache import LayerCache
 from rebracket.nn.mixer import Mixer, MixerSize, rows_of
 from rebracket.nn.positions import positions
-from rebracket.nn.projections import Projection, residual_std
+from rebracket.nn.projections import Projection, residual_gain
 from rebracket.nn.rotary import Rotary
 from rebracket.ops.checks import Mode, check_mode
 from rebracket.ops.program import Attend, Builder, Value
@@ -52,7 +52,7 @@ class SoftmaxAttention(Mixer):
         self.rotary, self.window = rotary, None if window is None else whole("window", window)
         self.widths = (size.heads * size.key_dim, size.key_heads * size.key_dim, size.key_heads * size.value_dim)
         self.project = Projection(size.d_model, sum(self.widths))
-        self.out = Projection(size.heads * size.value_dim, size.d_model, residual_std(size.layers))
+        self.out = Projection(size.heads * size.value_dim, size.d_model, residual_gain(size.d_model, size.layers))
 
     def sequence(
         self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mode: Mode

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, final
 
+import torch
 from torch import Tensor
 
 from rebracket.ops.call import Call
@@ -78,11 +79,24 @@ class Backend:
 
     def run(self, call: Call) -> Any:  # noqa: ANN401
         """The result of a call that is covered."""
-        return self.operators[type(call)].run(call)
+        return self.operators[type(call)].run(savable(call))
 
     def prepare(self, call: Call, given: Tensors) -> PreparedStep | None:
         """A shorter way for later calls, which come as tensors in the order of `given`; None if there is none."""
         return self.operators[type(call)].prepare(call, given)
+
+
+def savable(call: Kind) -> Kind:
+    """The call; where its gradients may be asked for, with copies of tensors that inference mode made.
+
+    Autograd cannot save those.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return call
+    tensors = call.tensors().values()
+    if any(x.is_inference() for x in tensors) and any(x.requires_grad for x in tensors):
+        return call.map(lambda x: x.clone() if x.is_inference() else x)
+    return call
 
 
 def implementations(package: str) -> dict[type[Call], Implementation[Any]]:

@@ -191,8 +191,28 @@ def check_mode(mode: str, chunk: int | None) -> None:
         raise ValueError(f"chunk is for mode 'chunk', got chunk={chunk} with mode={mode!r}; leave one of them out")
 
 
+def check_numbers(log_decay: Tensor | None, beta: Tensor | None) -> None:
+    """Raises on numbers that no call may have; callers make this check where it is free."""
+    if log_decay is not None:
+        check_decay_values(log_decay)
+    if beta is not None:
+        check_beta_values(beta)
+
+
+def check_beta_values(beta: Tensor) -> None:
+    """Raises on a strength of writing that is not in [0, 2]."""
+    if beta.numel() == 0:
+        return
+    least, most = beta.detach().aminmax()
+    if not (least >= 0 and most <= 2):
+        raise ValueError(
+            f"beta must lie in [0, 2], got {float(least):.3g} to {float(most):.3g}: outside it the state grows without "
+            "bound; pass 2 * sigmoid of it, or beta.clamp(0, 2)"
+        )
+
+
 def check_decay_values(log_decay: Tensor) -> None:
-    """Raises on a positive or NaN log-decay; callers make this check where it is free."""
+    """Raises on a positive or NaN log-decay."""
     if log_decay.numel() == 0:
         return
     largest = log_decay.detach().amax()

@@ -278,12 +278,9 @@ def checkpointed(run: Run, s: Sample, row: Row, reentrant: bool) -> Result:
     return out, each(carried[0], lambda _: next(parts))
 
 
-@law(over=lambda: (row for row in few("plain", "packed", dtypes=(torch.float32,))() if row.dtype != torch.float16))
+@law(over=few("plain", "packed", dtypes=(torch.float32, torch.float16)))
 def autocast_stays_out(run: Run, row: Row) -> None:
-    """Under autocast to bfloat16 the same bits; the backward pass is taken outside it, as torch asks for.
-
-    Not of float16, which torch's autocast on a CPU does not know.
-    """
+    """Under autocast to bfloat16 the same bits; the backward pass is taken outside it, as torch asks for."""
 
     def cast(s: Sample) -> Result:
         with torch.autocast("cpu", torch.bfloat16):
@@ -302,6 +299,16 @@ def inference_mode_changes_nothing(run: Run, row: Row) -> None:
         with mode:
             found = twice(run, s, row)
         same_bits(found, wanted)
+
+
+@law(over=few("plain", "grouped", "packed", dtypes=(torch.float32,)))
+def learning_goes_on_from_inference_mode(run: Run, row: Row) -> None:
+    """From what a call in inference mode handed on, the same results and gradients as from any other."""
+    s = row.case.draw()
+    with torch.inference_mode():
+        carried = run(s, row)[1]
+    wanted = results(lambda x: run(x.after(each(carried, torch.clone)), row), s)
+    same_bits(results(lambda x: run(x.after(carried), row), s), wanted)
 
 
 def twice(run: Run, s: Sample, row: Row) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """`rebracket generate`: a text resumed in another process is as if it had never been stopped; errors change nothing."""
 
 import io
+import itertools
 import os
 import re
 import signal
@@ -222,6 +223,47 @@ def test_figures_are_of_the_model(run):
     assert f"state {nbytes:,} bytes; keys and values of softmax {softmax} bytes after 9 tokens\n" in said
 
 
+@pytest.mark.parametrize("options", [["--temperature", "0"], DRAWN])
+def test_drafts_change_no_character(run, options):
+    prompt = ["--prompt", "abcabcabcabcabcabc"]
+    _, plain, said = run("hybrid", *prompt, *options, "--tokens", "60")
+    assert said.endswith("\ncomputed by a program with float32 weights\n")
+    _, drafted, said = run("hybrid", *prompt, *options, "--tokens", "60", "--drafts", "4", "--report-every", "7")
+    assert drafted == plain
+    assert said.endswith("\ncomputed by a program with float32 weights, drafts of 4\n")
+    reports = [int(count) for count in re.findall(r"^tokens (\d+):", said, re.M)]
+    assert reports
+    assert all(after - before >= 7 for before, after in itertools.pairwise([0, *reports]))
+
+
+def test_sixty_four_texts_are_each_as_if_alone(run):
+    prompts = [["--prompt", "ab" * (n + 1)] for n in range(64)]
+    options = ["--temperature", "0", "--tokens", "5", "--endless"]
+    _, shown, said = run("gated", *[word for prompt in prompts for word in prompt], *options)
+    texts = re.split(r"(?:\n\n)?==> \d+ of 64 <==\n", shown.removesuffix("\n"))[1:]
+    assert "wrote 320 tokens" in said
+    for n in (0, 40, 63):
+        assert run("gated", *prompts[n], *options)[1].removesuffix("\n") == texts[n]
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_weights_can_be_rounded(run, weights):
+    options = [*PROMPT, "--temperature", "0", "--tokens", "30", "--endless", "--weights", weights]
+    code, shown, said = run("gated", *options)
+    assert (code, len(shown.encode()) >= 30) == (0, True)
+    assert f"computed by a program with {weights} weights\n" in said
+
+
+def test_a_model_that_is_no_program_runs_through_its_modules_and_says_so(run):
+    saved(Path("double"), "gated", torch.float64)
+    code, _, said = run("double", *PROMPT, "--tokens", "3")
+    assert code == 0
+    reason = "embed.weight is torch.float64 on cpu; programs compute in float32 on CPUs"
+    assert said.endswith(f"\ncomputed by the modules: {reason}\n")
+    refused = (2, "", f"rebracket: a program was asked for, and the model cannot be one: {reason}\n")
+    assert run("double", *PROMPT, "--drafts", "2") == refused
+
+
 def test_a_stop_string_ends_the_text(run):
     text = run("gated", *PROMPT, *DRAWN, "--tokens", "30")[1]
     stop = text[9:11]
@@ -269,6 +311,7 @@ def test_a_prompt_is_read_as_text_to_train_on_is(run):
         (["gated", "--top-p", "2"], "top_p must lie in (0, 1], got 2.0"),
         (["gated", "--top-k", "-3"], "top_k must be a whole number of at least 1, got -3"),
         (["gated", "--stop", ""], "stop must hold strings of at least one character"),
+        (["gated", "--weights", "int4"], "--weights must be of float32, bfloat16, int8, got 'int4'"),
         (["gated", "--state", "nothing"], "nothing: no such file; expected a 'rebracket.texts' file"),
         (["gated", "--state", "void"], "void: expected a 'rebracket.texts' file, found an empty file"),
         (["other", "--state", "good"], "good: state from another model: it was made by "),

@@ -1,4 +1,4 @@
-"""`rebracket modes`: a table of four ways that agree, an exit code where they do not, one line for bad input."""
+"""`rebracket modes`: a table of five ways that agree, an exit code where they do not, one line for bad input."""
 
 import re
 from pathlib import Path
@@ -45,12 +45,20 @@ def test_the_ways_agree(run):
     rows = re.findall(
         rf"(\w+) +│ +({NUMBER}) │ +({NUMBER}) │ +({NUMBER}) │ +{NUMBER} │ +{NUMBER} │ +{NUMBER} MB", shown
     )
-    assert [row[0] for row in rows] == ["parallel", "chunk", "recurrent", "step"]
-    assert [float(row[1]) == 0 for row in rows] == [True, False, False, False]
+    assert [row[0] for row in rows] == ["parallel", "chunk", "recurrent", "step", "program"]
+    assert [float(row[1]) == 0 for row in rows] == [True, False, False, False, False]
     assert all(float(row[2]) < 1e-4 for row in rows)
     assert len({row[3][:6] for row in rows}) == 1
     worst = max(float(row[2]) for row in rows)
     assert f"largest difference: {worst:.1e} standard deviations of the logits\n" in shown
+
+
+def test_a_model_that_is_no_program_is_told(run, monkeypatch):
+    monkeypatch.setattr("rebracket.lm.program.why_not", lambda _: "it has a part of its own")
+    code, shown, _ = run("hybrid", "--text", "long.txt", "--tokens", "9")
+    assert code == 0
+    assert "no program: it has a part of its own\n" in shown
+    assert "program " not in shown.partition("own\n")[2]
 
 
 @pytest.mark.parametrize("far", [0.5, float("nan")])

@@ -70,6 +70,18 @@ def test_half_precision_is_one_rounding_of_float32(feature_map: FeatureMap, dtyp
     assert torch.equal(feature_map(x), feature_map(x.float()).to(dtype))
 
 
+def test_hooks_see_keys_and_modules_inside_see_queries_too(feature_map: FeatureMap):
+    seen: list[str] = []
+    for name, module in feature_map.named_modules():
+        module.register_forward_hook(lambda *_, name=name: seen.append(name))
+    feature_map(torch.randn(3, 5))
+    inside = [name for name in seen if name]
+    assert seen == [*inside, ""]
+    seen.clear()
+    feature_map.queries(torch.randn(3, 5))
+    assert seen == inside
+
+
 def test_autocast_stays_outside(feature_map: FeatureMap):
     x = torch.randn(40, 5)
     outside = feature_map(x)

@@ -10,4 +10,6 @@ def judged(name: str) -> Verdict:
     """The verdict of a tiny grid."""
     experiment = lab.load(name)
     results = [measure(Job(experiment, cell)) for cell in experiment.cells("tiny")]
-    return experiment.verdict(mean_over_seeds(results))
+    verdict = experiment.verdict(mean_over_seeds(results))
+    assert all(check.source for check in verdict.checks), "a bound does not say where it comes from"
+    return verdict

@@ -6,8 +6,8 @@ import torch
 from rebracket.features.elu1 import Elu1
 from rebracket.features.taylor2 import Taylor2
 from rebracket.lab import capacity
-from rebracket.lab.base.pairs import generator, squared_error, unit_vectors
-from rebracket.lab.capacity import delta_error, least_squares
+from rebracket.lab.base.pairs import accuracy, generator, squared_error, stored, unit_vectors
+from rebracket.lab.capacity import additive_accuracy, delta_error, least_squares
 from rebracket.ops.writes.additive import Additive
 from rebracket.ops.writes.delta import Delta
 from tests.lab.measuring import judged
@@ -63,11 +63,20 @@ whole_taylor = Taylor2.features
 )
 def test_a_fault_in_a_map_refutes_it(monkeypatch, place, fault, what):
     only(monkeypatch, "elu1", "taylor2")
-    monkeypatch.setattr(capacity, "COUNTS", {"tiny": (32, 64)})
+    monkeypatch.setattr(capacity, "COUNTS", {"tiny": (32, 64, 128)})
     monkeypatch.setattr(*place, fault)
     verdict = judged("capacity")
     assert not verdict.passed
     assert f"REFUTED: {what}" in verdict.sentence
+
+
+def test_the_formula_of_accuracy_is_what_one_measures_and_can_fail():
+    draw = generator(9)
+    k, v = unit_vectors(draw, 40, 128, 32), unit_vectors(draw, 40, 128, 48)
+    found = accuracy(k @ stored(k, v, Additive()), v, torch.arange(128))
+    assert abs(found - additive_accuracy(128, 32, 48)) < 0.05
+    assert abs(found - additive_accuracy(128, 48, 32)) < 0.05  # K and V count alike
+    assert abs(found - additive_accuracy(128, 32, 32)) > 0.05
 
 
 def test_least_squares_recalls_all_where_there_are_no_more_pairs_than_rows():

@@ -8,18 +8,29 @@ from rebracket.features.taylor2 import Taylor2
 from rebracket.lab import kernel
 from tests.lab.measuring import judged
 
-LEARNED = {"taylor2": 0.9, "performer": 0.7, "relu": 0.8, "gla": 1.0, "deltanet": 1.0, "adding": 1.0}
+LEARNED = {"taylor2": 0.8, "favor": 0.7, "relu": 0.9}
+
+
+def made_up(name, by, steps, seed):
+    """What trained layers recall: a map by its normalizer less than by the norm."""
+    return LEARNED[name] + 0.001 * seed if by == kernel.NORMALIZER else 1.0
+
+
 whole_rff, whole_taylor = Rff.features, Taylor2.features
 
 
-@pytest.fixture(autouse=True)
-def fewer(monkeypatch):
-    monkeypatch.setattr(kernel, "LEARNERS", 1)
-
-
-def test_it_holds():
+def test_what_is_not_learned_holds(monkeypatch):
+    monkeypatch.setattr(kernel, "taught", made_up)
     verdict = judged("kernel")
     assert verdict.passed, verdict.sentence
+
+
+def test_layers_learn_and_one_without_a_norm_learns_less():
+    norm, normalizer, softmax = (
+        kernel.taught(*x, 300, 0) for x in (("relu", "norm"), ("relu", "normalizer"), (kernel.SOFTMAX, ""))
+    )
+    assert min(norm, softmax) > 0.95
+    assert normalizer < norm
 
 
 def without_length(self, x):
@@ -30,14 +41,14 @@ def without_length(self, x):
     ("kind", "fault", "what"),
     [
         (Favor, without_length, "variance of positive features"),
-        (Rff, lambda self, x: whole_rff(self, 1.05 * x), "of trigonometric ones by"),
+        (Rff, lambda self, x: whole_rff(self, 1.05 * x), "variance of trigonometric ones"),
         (Taylor2, lambda self, x: whole_taylor(self, x)[..., : 1 + self.dim_in], "error of taylor2"),
     ],
     ids=["normalizer dropped", "5 % too long", "no products"],
 )
 def test_a_planted_fault_refutes_it(monkeypatch, kind, fault, what):
     monkeypatch.setattr(kernel, "COSINES", {"favor": (0,), "rff": (-1,)})
-    monkeypatch.setattr(kernel, "taught", lambda name, seed: LEARNED[name])
+    monkeypatch.setattr(kernel, "taught", made_up)
     monkeypatch.setattr(kind, "features", fault)
     verdict = judged("kernel")
     assert not verdict.passed
@@ -47,17 +58,27 @@ def test_a_planted_fault_refutes_it(monkeypatch, kind, fault, what):
 @pytest.mark.parametrize(
     ("faults", "what"),
     [
-        ({"deltanet": kernel.TAUGHT["relu"]}, "recall of trained states without a kernel"),
-        ({"relu": kernel.TAUGHT["deltanet"]}, "its lead over the best map"),
+        ({("deltanet", "norm"): 0.9, (kernel.DELTA, "norm"): 0.9}, "recall without a kernel"),
+        ({("taylor2", "normalizer"): 1.0}, "recall of a map above itself"),
+        ({("relu", "norm"): 0.91}, "recall of relu above"),
     ],
-    ids=["no good state", "a good state for a map"],
+    ids=["no good state", "a normalizer that is no worse", "a kernel that counts"],
 )
-def test_another_state_refutes_it(monkeypatch, faults, what):
-    trained = kernel.taught
-    monkeypatch.setattr(kernel, "TAUGHT", kernel.TAUGHT | faults)
-    monkeypatch.setattr(kernel, "taught", lambda name, seed: trained(name, seed) if name in faults else LEARNED[name])
+def test_another_recall_refutes_it(monkeypatch, faults, what):
+    monkeypatch.setattr(
+        kernel, "taught", lambda name, by, steps, seed: faults.get((name, by), made_up(name, by, steps, seed))
+    )
     monkeypatch.setattr(kernel, "COSINES", {"favor": (0,), "rff": (-1,)})
     monkeypatch.setattr(kernel, "SAMPLES", {"tiny": (16, 32)})
     verdict = judged("kernel")
     assert not verdict.passed
     assert f"REFUTED: {what}" in verdict.sentence
+
+
+@pytest.mark.parametrize(("name", "by"), [("taylor2", "norm"), ("favor", "normalizer"), (kernel.DELTA, "norm")])
+def test_trained_layers_are_what_their_cell_says(name, by):
+    from rebracket.nn.mixer import MixerSize
+
+    mixer = kernel.mixer(name, by, MixerSize(d_model=16, heads=1, key_heads=1, key_dim=8, value_dim=32))
+    assert mixer.empty_cache(1).state.tensors()["memory"].shape[2] in (8, 10)
+    assert (mixer.normalize, mixer.norm is None) == (by == "normalizer", by == "normalizer")

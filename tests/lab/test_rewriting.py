@@ -21,7 +21,7 @@ def test_it_holds():
 @pytest.mark.parametrize(
     ("name", "fault", "what"),
     [
-        ("Delta", lambda beta: Additive(), "least delta accuracy"),
+        ("Delta", lambda beta: Additive(), "delta accuracy of the newest"),
         ("Additive", lambda: Delta(1.0), "additive accuracy"),
         (
             "resembling",

@@ -34,16 +34,19 @@ def longer(kept, exact, q):
         ("write", lambda rule: Additive(), "squared norm off its formula"),
         ("Delta", lambda beta: Delta(0.5), "squared norm off its formula"),
         ("after", in_bfloat16, "float32 error"),
-        ("LONG", 0.9, "squared norm of the delta rule with those"),
+        ("LONG", 0.9, "a of the delta rule with those"),
         ("DECAY", 0.999, "and with a decay"),
         ("HeadNorm", lambda V: torch.nn.Identity(), "mean square of it after the output norm"),
         ("HeadNorm", lambda V: HeadNorm(V, eps=0.1), "mean square of it after the output norm"),
         ("unit_vectors", lambda draw, *shape: unit_vectors(draw, *shape).abs(), "squared norm off its formula"),
         ("outputs", longer, "squared length of what is read"),
+        ("rounding", lambda: 1.3e-3, "bfloat16 error of additive states"),
+        ("drift", lambda cell: 1.66e-3, "bfloat16 error of additive states"),
     ],
     ids=[
         *("no gate", "delta is additive", "weak delta", "few digits", "short keys", "weak decay"),
         *("no output norm", "blunt output norm", "keys in one cone", "longer queries"),
+        *("another rounding", "no drift"),
     ],
 )
 def test_a_planted_fault_refutes_it(monkeypatch, name, fault, what):

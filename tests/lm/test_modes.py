@@ -22,7 +22,7 @@ def test_every_way_gives_the_logits_of_the_model(name: str, way: Way):
     torch.testing.assert_close(torch.cat(parts), model(TOKENS[None]).logits[0], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("way", ["recurrent", "step"])
+@pytest.mark.parametrize("way", ["recurrent", "step", "program"])
 @torch.no_grad()
 def test_what_is_measured_is_the_text(way: Way, tmp_path: Path):
     folder = saved(tmp_path / "model", "hybrid")

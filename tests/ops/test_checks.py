@@ -1,13 +1,17 @@
 """Every bad call is refused by the name of its argument, with what was expected, what was seen and what to do."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import rebracket as rb
 from rebracket.ops.backend import INSTALLED
+from rebracket.ops.write import WriteRule
 
 B, T, HQ, H, K, V = 2, 6, 2, 4, 3, 5
 
@@ -239,6 +243,54 @@ def test_a_batch_of_none_and_a_sequence_of_none_are_legal(causal: bool, log_deca
     out, state = call(**nothing, causal=causal, log_decay=log_decay)
     assert out.shape == (B, 0, H, V)
     assert not state.memory.any()
+
+
+STRENGTHS: dict[str, Callable[[Tensor], WriteRule]] = {
+    "delta": rb.Delta,
+    "read_key": lambda beta: rb.ReadKey(torch.rand(beta.shape[0], beta.shape[1], HQ, K), beta),
+    "delta_product": lambda beta: rb.DeltaProduct(beta, 2),
+}
+"""Every rule with a strength, from its tensor."""
+
+
+def strong(rule: str, beta: Tensor, backend: str, rows: int = B, **others: Any) -> rb.Output:
+    times = 2 if rule == "delta_product" else 1
+    q, k, v = torch.rand(rows, T, HQ, K), torch.rand(rows, T * times, HQ, K), torch.rand(rows, T * times, H, V)
+    beta = beta.repeat_interleave(times, 1)
+    return rb.linear_attention(q, k, v, write=STRENGTHS[rule](beta), backend=backend, **others)
+
+
+def test_every_rule_with_a_strength_is_here():
+    held = [rule for rule in vars(rb).values() if isinstance(rule, type) and issubclass(rule, WriteRule)]
+    assert len(STRENGTHS) == sum("beta" in vars(rule)["__dataclass_fields__"] for rule in held)
+
+
+@pytest.mark.parametrize("backend", tuple(INSTALLED))
+@pytest.mark.parametrize("wrong", [2.5, -0.25, NAN, INF])
+@pytest.mark.parametrize("rule", STRENGTHS)
+def test_strengths_are_looked_at_in_every_sequence(rule: str, wrong: float, backend: str):
+    beta = torch.rand(B, T, H) * 2
+    beta[0, 0], beta[-1, -1] = 2.0, 0.0
+    strong(rule, beta, backend)
+    beta[1, T - 2, H - 1] = wrong
+    with pytest.raises(ValueError, match=r"beta must lie in \[0, 2\], got"):
+        strong(rule, beta, backend)
+    strong(rule, beta[1:], backend, rows=1, cu_seqlens=torch.tensor([0, T - 2]))  # padding may hold anything
+    with pytest.raises(ValueError, match=r"beta must lie in \[0, 2\], got"):
+        strong(rule, beta[1:], backend, rows=1, cu_seqlens=torch.tensor([0, 3, T - 1]))
+
+
+@pytest.mark.parametrize("backend", tuple(INSTALLED))
+@pytest.mark.parametrize("wrong", [2.5, -0.25, NAN])
+def test_strengths_are_looked_at_in_steps_and_prepared_steps(wrong: float, backend: str):
+    q, v, stepper = torch.rand(B, H, K), torch.rand(B, H, V), rb.Stepper(backend=backend)
+    sound, beta = torch.ones(B, H), torch.ones(B, H)
+    beta[1, 2] = wrong
+    for step in (partial(rb.step, backend=backend), stepper):
+        for _ in range(2):
+            step(q, q, v, state=rb.State.zeros(B, H, K, V), write=rb.Delta(sound))
+        with pytest.raises(ValueError, match=r"beta must lie in \[0, 2\], got"):
+            step(q, q, v, state=rb.State.zeros(B, H, K, V), write=rb.Delta(beta))
 
 
 def token(**changed: Any) -> rb.Output:

@@ -83,6 +83,10 @@ def differ_without_gradients(_: law.Sample, found: Result) -> Result:
     return found if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() else (1.01 * found[0], found[1])
 
 
+def scale_normalized(s: law.Sample, found: Result) -> Result:
+    return (found[0] if s.scale is None else s.scale * found[0]), found[1]  # type: ignore[attr-defined]
+
+
 def freeze_gradients(_: law.Sample, found: Result) -> Result:
     return Frozen.apply(found[0]), found[1]
 
@@ -346,6 +350,11 @@ FAULTS: dict[str, Fault] = {
     "inference takes another path": Fault(
         after(differ_without_gradients), ("inference_mode_changes_nothing", "checkpointing_changes_nothing"), EVERY
     ),
+    "what inference mode made is taken twice": Fault(
+        before(lambda s: s.map(lambda _, x: 2 * x if x.is_inference() and torch.is_grad_enabled() else x)),
+        ("learning_goes_on_from_inference_mode",),
+        EVERY,
+    ),
     "autocast leaks in": Fault(before(cast_under_autocast), ("autocast_stays_out",), EVERY),
     "autocast leaks in both ways": Fault(before(cast_under_autocast), ("autocast_stays_out_both_ways",)),
     "the state is transposed": Fault(after(transpose_state), ("it_is_the_token_loop", "any_shape")),
@@ -369,6 +378,7 @@ FAULTS: dict[str, Fault] = {
         before(never_erase), ("orthonormal_keys_recall_exactly", "last_write_is_read_exactly", "rules_nest")
     ),
     "the bonus is dropped": Fault(before(drop_bonus), ("it_is_the_token_loop",)),
+    "a normalizer keeps the scale": Fault(after(scale_normalized), ("a_normalizer_divides_the_scale_out",)),
     "the default scale is another": Fault(before(other_scale), ("defaults_are_what_they_say",)),
     "causal is ignored": Fault(before(ignore_causal), ("not_causal_is_the_square",)),
     "a token counts itself twice": Fault(after(count_itself_twice), ("not_causal_is_the_square",)),

@@ -14,7 +14,7 @@ from rebracket.backends.cpu import library
 from rebracket.backends.cpu.covers import uncovered
 from rebracket.backends.cpu.library import DTYPES, Rows, empty, rows
 from rebracket.ops.call import Recurrence
-from rebracket.ops.checks import check_decay_values
+from rebracket.ops.checks import check_numbers
 from rebracket.ops.native import NativeOperator, Results, register
 from rebracket.ops.state import Output, State
 
@@ -102,7 +102,7 @@ class RecurrenceKernels(NativeOperator[Recurrence]):
         if first is not None:
             native.entries, native.first_segment, native.segments = pointer(entries), pointer(first), segments
         library.kernel("forward", Call)(ctypes.byref(native))
-        check_decays(call, wrong)
+        check_wrong(call, wrong)
         return out, memory, key_sum, entries
 
     def outline(self, call: Recurrence, keep: bool) -> Results:
@@ -180,7 +180,7 @@ def pointer(x: Tensor | None) -> int | None:
 
 
 def describe(call: Recurrence, out: Tensor, memory: Tensor, key_sum: Tensor | None, wrong: Tensor) -> Call:
-    """The structure of a readable call; `wrong` is set where a decay is positive or NaN."""
+    """The structure of a readable call; `wrong` is set where `check_numbers` has something against it."""
     B, T, _, K = call.q.shape
     H, V = call.v.shape[2:]
     native = Call(B, T, H, K, V, call.sequences, call.per_token, 1)
@@ -229,10 +229,13 @@ def fake_segments(call: Recurrence) -> Any:
     return call.q.shape[0] * ((call.q.shape[1] * call.per_token + Call.SEGMENT_WRITES - 1) // Call.SEGMENT_WRITES)
 
 
-def check_decays(call: Recurrence, wrong: Tensor) -> None:
-    """Where the kernels saw a decay that is positive or NaN: says which."""
-    if wrong.item() and call.log_decay is not None:
-        check_decay_values(call.log_decay[:, : None if call.cu_seqlens is None else int(call.cu_seqlens[-1])])
+def check_wrong(call: Recurrence, wrong: Tensor) -> None:
+    """Where the kernels saw a decay or a strength that no call may have: says which."""
+    if wrong.item():
+        tokens = None if call.cu_seqlens is None else int(call.cu_seqlens[-1])
+        writes = None if tokens is None else tokens * call.per_token
+        timed = ((call.log_decay, tokens), (call.beta, writes))
+        check_numbers(*(None if x is None else x[:, :last] for x, last in timed))
 
 
 def slices(units: int, V: int) -> int:

@@ -12,16 +12,15 @@ from torch import Tensor
 from rebracket.backends.cpu import library
 from rebracket.backends.cpu.covers import uncovered
 from rebracket.backends.cpu.library import Kernel, Rows, empty
-from rebracket.backends.cpu.recurrence import KERNELS, Call, check_decays, describe, readable
+from rebracket.backends.cpu.recurrence import KERNELS, Call, check_wrong, describe, readable
 from rebracket.ops.backend import Implementation, PreparedStep, Tensors
 from rebracket.ops.call import Recurrence, Step
-from rebracket.ops.checks import check_decay_values
 from rebracket.ops.native import check_memory, learns, plain
 from rebracket.ops.state import Output, State
 
 FLAG = ctypes.sizeof(Call) // 8
 Words = ctypes.c_int64 * (FLAG + 1)
-"""A call seen as words, each pointer being one, and the flag of wrong decays behind them."""
+"""A call seen as words, each pointer being one, and the flag of wrong numbers behind them."""
 
 
 def word(name: str) -> int:
@@ -58,7 +57,7 @@ class StepKernels(Implementation[Step]):
         out, wrong = empty(B, 1, H, V, dtype=token.q.dtype), torch.zeros(1, dtype=torch.int32, device="cpu")
         native = describe(token, out, target.memory, target.key_sum, wrong)
         library.kernel("step", Call)(ctypes.byref(native))
-        check_decays(token, wrong)
+        check_wrong(token, wrong)
         return Output(out, held.overwrite(target) if call.inplace and target is not held else target)
 
     def prepare(self, step: Step, given: Tensors) -> PreparedStep | None:
@@ -139,6 +138,4 @@ class PreparedKernel:
         if self.normalize:
             words[KEY_SUM_OUT] = after.key_sum.data_ptr()  # type: ignore[union-attr]
         self.kernel(address)
-        if words[FLAG]:
-            check_decay_values(tensors[3])  # type: ignore[arg-type]
-        return Output(out, after)
+        return None if words[FLAG] else Output(out, after)  # `step` says which decay or strength is wrong

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from rebracket.ops.backend import Implementation
 from rebracket.ops.call import Convolution
 from rebracket.ops.native import check_readable
-from rebracket.ops.precision import at_least_float32
+from rebracket.ops.precision import at_least_float32, without_autocast
 
 
 @final
@@ -25,7 +25,8 @@ class TorchConvolution(Implementation[Convolution]):
 
     def run(self, call: Convolution) -> tuple[Tensor, Tensor]:
         check_readable(call.tensors())
-        return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens)
+        with without_autocast(call.x):
+            return padded(call) if call.cu_seqlens is None else packed(call, call.cu_seqlens)
 
 
 def padded(call: Convolution) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rebracket.backends.reference import chunked
 from rebracket.ops.call import Recurrence
-from rebracket.ops.checks import check_decay_values
+from rebracket.ops.checks import check_numbers
 from rebracket.ops.native import NativeOperator, Results, check_readable, floating, register, transforms
 from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import Output, State
@@ -73,14 +73,14 @@ class Chunked(NativeOperator[Recurrence]):
 
 
 def check_values(call: Recurrence) -> None:
-    """Checks that there are values, and the decays where nothing has to wait for theirs."""
+    """Checks that there are values, and those of decays and strengths where nothing has to wait for them."""
     check_readable(call.tensors())
-    log_decay = call.log_decay
-    if log_decay is None or log_decay.device.type != "cpu" or torch.compiler.is_compiling() or transforms():
+    if call.q.device.type != "cpu" or torch.compiler.is_compiling() or transforms():
         return
-    if call.cu_seqlens is not None and log_decay.ndim > 1:
+    log_decay = call.log_decay
+    if log_decay is not None and call.cu_seqlens is not None and log_decay.ndim > 1:
         log_decay = log_decay[:, : int(call.cu_seqlens[-1])]
-    check_decay_values(log_decay)
+    check_numbers(log_decay, call.beta)
 
 
 CHUNKED = register(Chunked())

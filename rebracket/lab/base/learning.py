@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rebracket.lab.base.experiment import Result
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
 from rebracket.train.config import OptimizerConfig
@@ -62,9 +63,9 @@ def learn(
 
     Example:
         >>> layers = [{"mixer": "gla", "heads": 1}]
-        >>> model = model_without_mlps(layers, vocabulary=3, d_model=8, context=2, seed=0)
+        >>> model = model_without_mlps(layers, vocabulary=3, d_model=32, context=2, seed=0)
         >>> batch = Examples(torch.tensor([[0, 1]]), torch.tensor([[1, 0]]))
-        >>> losses = learn(model, lambda step: batch, 20, OptimizerConfig(learning_rate=0.01, warmup=5))
+        >>> losses = learn(model, lambda step: batch, 60, OptimizerConfig(learning_rate=0.01, warmup=5))
         >>> losses[-1] < losses[0], label_accuracy(model, batch)
         (True, 1.0)
     """
@@ -95,3 +96,19 @@ def logits_and_labels(model: LanguageModel, examples: Examples) -> tuple[Tensor,
     x, _ = model.read(examples.tokens)
     asked = examples.labels != UNLABELLED
     return model.logits(x[asked]), examples.labels[asked]
+
+
+def at_best_rates(results: Sequence[Result]) -> list[Result]:
+    """Of the results whose cells differ in their rate alone, the one with the least number `chosen by`.
+
+    That number is measured on other examples than those that the result is about, so that the choice flatters none.
+
+    Example:
+        >>> found = [Result({"mixer": "gla", "rate": rate}, {"chosen by": 9 * rate}, 0.1) for rate in (0.1, 0.2)]
+        >>> at_best_rates(found) == found[:1]
+        True
+    """
+    groups: dict[tuple[tuple[str, object], ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(tuple((k, x) for k, x in result.cell.items() if k != "rate"), []).append(result)
+    return [min(group, key=lambda r: r["chosen by"]) for group in groups.values()]

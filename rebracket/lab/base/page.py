@@ -35,12 +35,13 @@ figure { margin: 1rem 0; overflow-x: auto }
 img { display: block; width: 100%; min-width: 42rem; height: auto; background: #fff; border-radius: 6px }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
 td, th { padding: 3px 10px; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
-.summary td:nth-child(2), .checks td:nth-child(2) { min-width: 12rem }
+.summary td:nth-child(2), .checks td:nth-child(2), .summary td:nth-child(4) { min-width: 12rem }
 .points { font-size: 13px } .points td, .points th { text-align: right; white-space: nowrap }
 .checks td:nth-child(n+3):nth-child(-n+6) { white-space: nowrap }
 .wide { overflow: auto } .tall { max-height: 28rem } .question { font-size: 1.1rem; margin: 0 }
 .held b { color: var(--held) } .refuted b { color: var(--refuted) } .open b { color: var(--open) }
-.lead, .unfinished, .old, summary, footer, .source { color: var(--soft) } footer, .source { font-size: 13px }
+.lead, .unfinished, .old, summary, footer, .source { color: var(--soft) }
+footer, .source { font-size: 13px } td.source { min-width: 15rem }
 @media (prefers-color-scheme: dark) {
   :root { --line: #3a424b; --soft: #9aa4af; --held: #58c274; --refuted: #ff7b80; --open: #e0a840 }
   body { color: #e3e7eb; background: #14171a } img { box-sizing: border-box; padding: .75rem } }
@@ -54,7 +55,7 @@ td, th { padding: 3px 10px; text-align: left; vertical-align: top; border-bottom
 learned is judged by an interval, the mean over seeds ± 2 standard errors: a check is held or refuted where all of it
 lies on one side of the bound, else open.</p>
 <div class="summary wide"><table>
-<thead><tr><th>experiment</th><th>question</th><th>claim</th><th>the check that decides, or comes closest</th>
+<thead><tr><th>experiment</th><th>question</th><th>claim</th><th>the check that decides it</th>
 <th>measured</th></tr></thead>
 <tbody>
 {% for x in findings %}
@@ -150,9 +151,9 @@ class Finding:
 
     @property
     def closest(self) -> Check | None:
-        """The check that decides the verdict; of several the first."""
+        """The check that decides the verdict; of several that which was learned and is nearest to its bound."""
         checks = self.verdict.checks if self.verdict else ()
-        return min(checks, key=lambda x: OUTCOMES.index(x.outcome), default=None)
+        return min(checks, key=lambda x: (OUTCOMES.index(x.outcome), x.seeds is None, x.margin), default=None)
 
     @property
     def counts(self) -> str:

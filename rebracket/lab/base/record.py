@@ -151,7 +151,7 @@ def commit() -> str:
 def digest(experiment: Experiment) -> str:
     """A digest of what an experiment's numbers depend on: its file, and the library without commands and experiments.
 
-    Words do not count: comments, docstrings, layout, an experiment's question and claim.
+    Words do not count: comments, docstrings, layout, an experiment's question and claim; nor does how it is drawn.
     """
     found = hashlib.sha256()
     for path in (Path(inspect.getfile(type(experiment))), *library()):
@@ -162,8 +162,9 @@ def digest(experiment: Experiment) -> str:
 
 
 def library() -> Iterator[Path]:
-    apart = (PACKAGE / "lab", PACKAGE / "cli")
-    return (x for x in sorted(PACKAGE.rglob("*")) if x.suffix in {".py", ".cpp", ".h"} and x.parent not in apart)
+    apart = {PACKAGE / "lab", PACKAGE / "cli", *(PACKAGE / "lab/base" / name for name in ("page.py", "drawing.py"))}
+    code = (x for x in sorted(PACKAGE.rglob("*")) if x.suffix in {".py", ".cpp", ".h"})
+    return (x for x in code if not apart & {x, x.parent})
 
 
 @cache  # one run hashes the library once for each experiment
@@ -174,10 +175,14 @@ def python_code(text: str) -> str:
 
 @final
 class Wordless(ast.NodeTransformer):
-    """Takes docstrings and the texts of experiments out of a syntax tree."""
+    """Takes docstrings, the texts of experiments and what draws them out of a syntax tree."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
+        drawn_on = {"figure", "axes"} & {argument.arg for argument in node.args.args}
+        return None if drawn_on and node.name.startswith("draw") else self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         return None if [ast.unparse(target) for target in node.targets] in (["question"], ["claim"]) else node

@@ -20,11 +20,10 @@ class Delta(WriteRule):
     negative eigenvalue. Keys longer than 1 with beta > 2 / |k|^2 make the state grow: normalize keys.
 
     Args:
-        beta: strength of writing in [0, 2], a number or a tensor [H] or [B,T,H] ([B,H] in `step`); of a tensor the
-            values are not looked at.
+        beta: strength of writing in [0, 2], a number or a tensor [H] or [B,T,H] ([B,H] in `step`).
 
     Raises:
-        ValueError: in the call, a number outside [0, 2] or a tensor of another shape.
+        ValueError: in the call, beta outside [0, 2] or a tensor of another shape.
         TypeError: in the call, a beta that is neither number nor tensor.
 
     Cost: 6 K V operations a token and head. Source: Schlag, Irie and Schmidhuber 2021 (DeltaNet); with a decay per

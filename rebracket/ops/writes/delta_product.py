@@ -20,13 +20,12 @@ class DeltaProduct(WriteRule):
     A product of n reflections is any orthogonal transformation of rank n: state tracking that one write cannot do.
 
     Args:
-        beta: strength of writing in [0, 2], a number or a tensor [H] or [B, T * writes, H]; of a tensor the values are
-            not looked at.
+        beta: strength of writing in [0, 2], a number or a tensor [H] or [B, T * writes, H].
         writes: n >= 1, the writes of one token; k and v hold T * writes entries, a token's in a row ([B, writes, ...]
             in `step`).
 
     Raises:
-        ValueError: writes below 1; in the call, a number for beta outside [0, 2], or a tensor of another shape.
+        ValueError: writes below 1; in the call, beta outside [0, 2], or a tensor of another shape.
         TypeError: in the call, a beta that is neither number nor tensor.
 
     Cost: 6 n K V operations a token and head. Source: Siems et al. 2025, DeltaProduct.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rebracket.ops.heads import repeat_heads
+from rebracket.ops.precision import without_autocast
 from rebracket.ops.write import Drawing, Sizes, WriteRule, Writes, check_shape
 
 
@@ -55,7 +56,8 @@ class LowRank(WriteRule):
 def interleave(first: Tensor, second: Tensor) -> Tensor:
     """Two sequences [B,T,...] as one [B,2T,...] that alternates between them."""
     dtype = torch.promote_types(first.dtype, second.dtype)
-    return torch.stack((first.to(dtype), second.to(dtype)), 2).flatten(1, 2)
+    with without_autocast(first):  # which on a CPU has no float16 to put together
+        return torch.stack((first.to(dtype), second.to(dtype)), 2).flatten(1, 2)
 
 
 def literal(

@@ -18,11 +18,10 @@ class ReadKey(WriteRule):
 
     Args:
         key: the read key p, [B,T,Hq,K] or [B,T,H,K] (without T in `step`). p = k is `Delta`.
-        beta: strength of writing in [0, 2], a number or a tensor [H] or [B,T,H] ([B,H] in `step`); of a tensor the
-            values are not looked at.
+        beta: strength of writing in [0, 2], a number or a tensor [H] or [B,T,H] ([B,H] in `step`).
 
     Raises:
-        ValueError: in the call, a key or beta of another shape, or a number for beta outside [0, 2].
+        ValueError: in the call, a key or beta of another shape, or beta outside [0, 2].
         TypeError: in the call, a key that is no tensor, or a beta that is neither number nor tensor.
 
     Cost: 6 K V operations a token and head. Source: Comba (Hu et al. 2025), where p is k scaled by a learned feedback.

@@ -25,6 +25,7 @@ from rebracket.ops.checks import Mode
 from rebracket.ops.heads import repeat_heads
 from rebracket.ops.lowering import make_call
 from rebracket.ops.plan import in_mode
+from rebracket.ops.precision import without_autocast
 from rebracket.ops.state import Output, State
 from rebracket.ops.stepper import Stepper
 from rebracket.ops.write import Drawing, Sizes, WriteRule
@@ -126,7 +127,8 @@ class Sample(law.Sample):
         for token in self.each_token():
             x, state = take(**token, state=state, inplace=inplace)
             out.append(x.unsqueeze(1))
-        return Output(torch.cat(out, 1), state)
+        with without_autocast(out[0]):  # on a CPU it has no float16 to put together
+            return Output(torch.cat(out, 1), state)
 
     def each_token(self) -> Iterator[dict[str, Any]]:
         """The arguments of `step` for each token."""

@@ -109,6 +109,16 @@ def defaults_are_what_they_say(run: Run, row: Row) -> None:
     check_all(values(run(s.after(None), row)), values(run(empty, row)), row.dtype, "no state:")
 
 
+@law(over=lambda: in_every_mode(case for case in cases() if case.normalize))
+def a_normalizer_divides_the_scale_out(run: Run, row: Row) -> None:
+    """out = scale S^T q / (scale z^T q): under `normalize` no scale has an effect, on not one bit."""
+    s = row.case.draw()
+    wanted = results(lambda x: run(x, row), s)
+    for scale in (0.3, 7.0):
+        for name, x in results(lambda x, scale=scale: run(replace(x, scale=scale), row), s).items():
+            check_equal(f"scale {scale}: {name}", x, wanted[name])
+
+
 @law(over=lambda: in_every_mode(case for shape in ("plain", "packed") for case in few(torch.bfloat16, shape)))
 def gates_may_be_wider(run: Run, row: Row) -> None:
     """Decays, strengths and gates may be float32 beside bfloat16 queries, keys and values: none of them is rounded."""

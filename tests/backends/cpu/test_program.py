@@ -22,7 +22,7 @@ from rebracket.base.random import uniform
 from rebracket.lm import Config, LanguageModel, ModelCache
 from rebracket.lm.sampling import Sampler
 from rebracket.ops.program import Builder, Exponentials, Function, Graph, Pairing, Product, Value
-from tests.lm.test_program import MODELS
+from tests.lm.test_lowered import MODELS
 from tests.lm.tiny import text
 from tests.nn.tiny import stir
 

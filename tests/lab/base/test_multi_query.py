@@ -65,6 +65,23 @@ def test_the_same_generator_draws_the_same():
     assert one.labels.equal(other.labels)
 
 
+def test_a_rewritten_key_is_asked_for_its_newest_value():
+    found = multi_query_recall(generator(3), 50, 40, 4, 31, writes=3)
+    context, asked = found.tokens[:, :24], found.labels != UNLABELLED
+    assert (asked.sum(-1) == 4).all()
+    assert not asked[:, :24].any()
+    orders = set()
+    for row in range(50):
+        keys, values = context[row, ::2].tolist(), context[row, 1::2].tolist()
+        assert sorted(keys.count(key) for key in set(keys)) == [3, 3, 3, 3]
+        assert len(set(values)) == 12
+        newest = dict(zip(keys, values, strict=True))  # later ones replace earlier ones
+        questions, answers = found.tokens[row, asked[row]].tolist(), found.labels[row, asked[row]].tolist()
+        assert dict(zip(questions, answers, strict=True)) == newest
+        orders.add(tuple(keys.index(key) for key in keys))
+    assert len(orders) > 40  # keys come again in any order
+
+
 @pytest.mark.parametrize(
     ("tokens", "pairs", "vocabulary", "what"),
     [(19, 2, 9, "tokens"), (18, 5, 90, "tokens"), (99, 0, 9, "tokens"), (40, 4, 9, "pairs"), (40, 0, 9, "pairs")],

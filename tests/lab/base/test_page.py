@@ -150,7 +150,7 @@ def test_a_browser_lays_out_every_curve_and_table(tmp_path, found, width):
     page(tmp_path, (Planted(), found), (Planted(most=-5), found))
     seen = laid_out(tmp_path, width)
     assert len(seen["images"]) == 2
-    assert len(seen["tables"]) == 3
+    assert len(seen["tables"]) == 5
     assert all(side > 50 for sides in (*seen["images"], *seen["tables"]) for side in sides), seen
     assert seen["over"] <= 0  # nothing to scroll to at the side
     assert seen["fetched"] == []

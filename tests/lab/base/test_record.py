@@ -79,7 +79,14 @@ KERNEL = 'float f(float x) { return 2 * x; } // twice\nconst char* s = "a // b";
 def changed(tmp_path, monkeypatch):
     """Whether the digest of an experiment changes when a text in a file of the package does."""
     monkeypatch.setattr(record, "PACKAGE", tmp_path)
-    for name in ("ops/attention.py", "lab/other.py", "lab/base/verdict.py", "cli/train.py", "backends/cpu/csrc/f.cpp"):
+    for name in (
+        "ops/attention.py",
+        "lab/other.py",
+        "lab/base/verdict.py",
+        "lab/base/page.py",
+        "cli/train.py",
+        "backends/cpu/csrc/f.cpp",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(KERNEL if name.endswith(".cpp") else SOURCE)
 
@@ -96,6 +103,7 @@ def test_the_digest_follows_the_library_and_leaves_commands_out(changed):
     follows = ("ops/attention.py", "lab/base/verdict.py", "backends/cpu/csrc/f.cpp")
     assert [changed(name, "2 * x", "3 * x") for name in follows] == [True, True, True]
     assert [changed(name, "2 * x", "3 * x") for name in ("lab/other.py", "cli/train.py")] == [False, False]
+    assert not changed("lab/base/page.py", "2 * x", "3 * x")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +137,9 @@ def test_the_texts_of_an_experiment_keep_results_and_its_bounds_do_not():
     source = Path(inspect.getfile(Planted)).read_text()
     assert python_code(source.replace("It is & stays so.", "It stays so.")) == python_code(source)
     assert python_code(source.replace("most: float = 5.0", "most: float = 6.0")) != python_code(source)
+    assert python_code(source.replace("axes.plot(", "axes.scatter(")) == python_code(source)
+    weights = "def draw_rates(A_log, low):\n    return A_log * low\n"
+    assert python_code(weights.replace("* low", "+ low")) != python_code(weights)  # what draws numbers counts
 
 
 def test_a_file_says_commit_and_date_and_one_from_before_they_were_kept_is_read(tmp_path):

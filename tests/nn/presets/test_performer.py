@@ -26,7 +26,7 @@ def test_many_features_come_near_softmax():
     feature = features.make("favor", K, {"samples": 20_000})
     layer, x = LinearAttention(SIZE, feature=feature, normalize=True).double(), tokens(1)
     with torch.no_grad():
-        layer.project.weight.mul_(6)
+        layer.project.weight.mul_(0.12 * SIZE.d_model**0.5)
     q, k, v = heads_of(layer.project(x)[0])
     scores = torch.einsum("thk,shk->hts", q, k) / K**0.5
     found, wanted, even = layer(x)[0][0], attended(scores, v), attended(0 * scores, v)

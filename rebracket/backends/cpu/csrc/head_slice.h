@@ -101,7 +101,7 @@ ChunkBuffers::ChunkBuffers(const Call& a) : Kp(padded(a.K)), Vp(slice_width(a)),
 struct HeadSlice : ChunkBuffers {
     const Call& call;
     int64_t n, h, batch, v0, V;  // value columns [v0, v0 + V)
-    bool wrong = false;          // a log-decay was positive or NaN
+    bool wrong = false;          // a log-decay was positive or NaN, or a beta not in [0, 2]
     float* bonus;                // [Kp], zeros where there is none
     Stream q, keys_in, values, r, strength, decay, outputs;
     Prefetch prefetch;
@@ -178,10 +178,12 @@ int read_chunk(HeadSlice& s, int64_t w, int64_t end) {
     read_writes(s.k, s.keys_in, w, writes, s.Kp);
     if (s.erasing && s.k != s.given) read_writes(s.given, s.r, w, writes, s.Kp);
     read_writes(s.v, s.values, w, writes, s.Vp);
-    if (s.strength.base)
+    if (s.strength.base) {
         read_writes(s.beta, s.strength, w, writes, 1);
-    else
+        for (int i = 0; i < C; ++i) s.wrong |= !(s.beta[i] >= 0 && s.beta[i] <= 2);
+    } else {
         fill(s.beta, C, 1);
+    }
     Tokens decays = tokens(w, writes, a.per_token, 0);
     if (a.decay == PER_CHANNEL)
         read_tokens(s.channel, s.decay, decays, a.per_token, s.Kp);

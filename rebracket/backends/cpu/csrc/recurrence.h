@@ -39,7 +39,7 @@ struct Call {
     float* entries;                // states kept for the backward pass [segments,H], each [K,V], then [K] if normalize; or null
     const int64_t* first_segment;  // [N+1], of every sequence
     float* carries;                // room for the gradient of the state behind every segment [segments,H,K,V]; or null
-    int32_t* wrong;                // set to 1 when a log-decay is positive or NaN
+    int32_t* wrong;                // set to 1 when a log-decay is positive or NaN, or a beta not in [0, 2]
 };
 
 // Gradients: `out` and the final state in, everything else out; H heads also for q, k and r.

@@ -43,6 +43,7 @@ void Token::load_terms(int64_t b, int64_t h) {
     read_row(v, row_of(call.v, b, h, call.V), 0, Vp);
     if (call.r.data) read_row(r, row_of(call.r, b, h, call.K), 0, Kp);
     if (call.beta.data) read_row(&beta, row_of(call.beta, b, h, 1), 0, 1);
+    if (!(beta >= 0 && beta <= 2)) *call.wrong = 1;
 }
 
 // q . k; with a bonus q . (bonus * k).
