@@ -31,12 +31,12 @@ CHECKED = 48
 """Tokens after which logits are compared with the model in float64."""
 PAGE, FIGURES = "models.md", "models.json"
 READING = """\
-A cell is the time of a token of every text, or of reading a text, in CPU seconds of one thread, and how many times the
-floor it is: the bytes of the weights, and of the states that are read and written, at the rate at which torch.dot read as
-many bytes as the float32 weights have in the same turns; or two operations for each weight and token at the rate of
-torch.mm, whichever takes longer. Rows of others are a dense model of random weights with as many bytes; the times of
-llama.cpp hold the choice of tokens and their text. Error is the largest difference of a logit from the model in float64,
-in standard deviations of the logits.
+A cell is the time of a token of every text, or of reading a text, in CPU seconds of one thread, and how many times
+the floor it is: the bytes of the weights, and of the states that are read and written, at the rate at which torch.dot
+read as many bytes as the float32 weights have in the same turns; or two operations for each weight and token at the
+rate of torch.mm, whichever takes longer. Rows of others are a dense model of random weights with as many bytes; the
+times of llama.cpp hold the choice of tokens and their text. Error is the largest difference of a logit from the model
+in float64, in standard deviations of the logits.
 """
 
 
