@@ -138,14 +138,14 @@ class Program:
         self.kernel = library.kernel("program_run", ProgramCall)
         self.lock = threading.Lock()
         rows = compiled.rows
-        self.integers = torch.zeros(4, rows, dtype=torch.int64)
+        self.positions, self.wanted, self.owners = (torch.zeros(rows, dtype=torch.int64) for _ in range(3))
+        self.chosen = (ctypes.c_int64 * rows)()
         self.segments = (layout.Segment * rows)()
         self.records = library.empty(max(drafts, 1), compiled.record_size)
         self.scratch_size = -(-compiled.scratch_size // 16) * 16
         self.scratch = library.empty(threads, self.scratch_size)
         self.call = self.described(drafts, threads)
         self.address = ctypes.addressof(self.call)
-        self.chosen = (ctypes.c_int64 * rows).from_address(self.integers[2].data_ptr())
         begin = (compiled.logits.data - compiled.workspace.data_ptr()) // 4
         shape, strides = (rows, compiled.logits.width), (compiled.logits.stride, 1)
         self.logits = torch.as_strided(compiled.workspace, shape, strides, begin)
@@ -195,8 +195,6 @@ class Program:
     def described(self, drafts: int, threads: int) -> ProgramCall:
         """The structure of a call; `run` fills in what changes."""
         compiled, slots = self.compiled, self.slots
-        _, positions, chosen, wanted = (x.data_ptr() for x in self.integers)
-        self.owner = torch.zeros(compiled.rows, dtype=torch.int32)
         paged = bool(slots.graph.paged)
         return ProgramCall(
             body=compiled.body,
@@ -209,10 +207,10 @@ class Program:
             vocab=compiled.vocab,
             logits=compiled.logits,
             segment=self.segments,
-            positions=positions,
-            wanted=wanted,
-            chosen=chosen,
-            owner=self.owner.data_ptr(),
+            positions=self.positions.data_ptr(),
+            wanted=self.wanted.data_ptr(),
+            chosen=ctypes.addressof(self.chosen),
+            owner=self.owners.data_ptr(),
             slots=slots.numbers.data_ptr(),
             slot_count=len(slots.seen),
             slot_stride=slots.numbers.shape[1],
