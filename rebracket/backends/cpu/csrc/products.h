@@ -95,6 +95,7 @@ INLINE void product(const float* a, int64_t row, int64_t step, const float* b, i
     product<START>(a, row, step, b, ldb, c, c, ldc, M, N, depth, prefetch, gain, gain_step);
 }
 
+// Of every group of four lanes of a and b: the lower or upper halves in turns, and the lower or upper pairs.
 #if WIDTH == 16
 INLINE vec low(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29); }
 INLINE vec high(vec a, vec b) { return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31); }
@@ -102,35 +103,46 @@ INLINE vec low2(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 1, 16, 1
 INLINE vec high2(vec a, vec b) { return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31); }
 INLINE vec even4(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27); }
 INLINE vec odd4(vec a, vec b) { return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31); }
-
-// A square of 16 x 16, rows `ld` and `to_ld` apart.
-INLINE void transpose_block(const float* x, int64_t ld, float* to, int64_t to_ld) {
-    {
-        vec a[16], b[16];
-        for (int i = 0; i < 16; ++i) a[i] = load(x + i * ld);
-        for (int i = 0; i < 16; i += 2) b[i] = low(a[i], a[i + 1]), b[i + 1] = high(a[i], a[i + 1]);
-        for (int i = 0; i < 16; i += 4) {  // a[i + n]: column n of every group of four, rows i .. i + 3
-            a[i] = low2(b[i], b[i + 2]), a[i + 1] = high2(b[i], b[i + 2]);
-            a[i + 2] = low2(b[i + 1], b[i + 3]), a[i + 3] = high2(b[i + 1], b[i + 3]);
-        }
-        for (int n = 0; n < 4; ++n) {
-            vec e = even4(a[n], a[4 + n]), f = odd4(a[n], a[4 + n]), g = even4(a[8 + n], a[12 + n]), h = odd4(a[8 + n], a[12 + n]);
-            b[n] = even4(e, g), b[8 + n] = odd4(e, g), b[4 + n] = even4(f, h), b[12 + n] = odd4(f, h);
-        }
-        for (int i = 0; i < 16; ++i) store(to + i * to_ld, b[i]);
-    }
-}
+#elif WIDTH == 8
+INLINE vec low(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
+INLINE vec high(vec a, vec b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
+INLINE vec low2(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13); }
+INLINE vec high2(vec a, vec b) { return __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
+INLINE vec even4(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11); }
+INLINE vec odd4(vec a, vec b) { return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
 #else
-INLINE void transpose_block(const float* x, int64_t ld, float* to, int64_t to_ld) {
-    for (int64_t d = 0; d < 16; ++d)
-        for (int c = 0; c < 16; ++c) to[d * to_ld + c] = x[c * ld + d];
-}
+INLINE vec low(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+INLINE vec high(vec a, vec b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+INLINE vec low2(vec a, vec b) { return __builtin_shufflevector(a, b, 0, 1, 4, 5); }
+INLINE vec high2(vec a, vec b) { return __builtin_shufflevector(a, b, 2, 3, 6, 7); }
 #endif
+
+// A square of W x W, rows `ld` and `to_ld` apart.
+INLINE void transpose_block(const float* x, int64_t ld, float* to, int64_t to_ld) {
+    vec a[W], b[W];
+    for (int i = 0; i < W; ++i) a[i] = load(x + i * ld);
+    for (int i = 0; i < W; i += 2) b[i] = low(a[i], a[i + 1]), b[i + 1] = high(a[i], a[i + 1]);
+    for (int i = 0; i < W; i += 4) {  // a[i + n]: column n of every group of four, rows i .. i + 3
+        a[i] = low2(b[i], b[i + 2]), a[i + 1] = high2(b[i], b[i + 2]);
+        a[i + 2] = low2(b[i + 1], b[i + 3]), a[i + 3] = high2(b[i + 1], b[i + 3]);
+    }
+#if WIDTH == 16
+    for (int n = 0; n < 4; ++n) {
+        vec e = even4(a[n], a[4 + n]), f = odd4(a[n], a[4 + n]), g = even4(a[8 + n], a[12 + n]), h = odd4(a[8 + n], a[12 + n]);
+        b[n] = even4(e, g), b[8 + n] = odd4(e, g), b[4 + n] = even4(f, h), b[12 + n] = odd4(f, h);
+    }
+#elif WIDTH == 8
+    for (int n = 0; n < 4; ++n) b[n] = even4(a[n], a[4 + n]), b[4 + n] = odd4(a[n], a[4 + n]);
+#else
+    for (int n = 0; n < 4; ++n) b[n] = a[n];
+#endif
+    for (int i = 0; i < W; ++i) store(to + i * to_ld, b[i]);
+}
 
 // to[d][c] = x[c][d] for `rows` rows of x and `columns` columns, both multiples of 16.
 __attribute__((noinline)) void transpose(const float* x, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t to_ld) {
-    for (int64_t c = 0; c < rows; c += 16)
-        for (int64_t d = 0; d < columns; d += 16) transpose_block(x + c * ld + d, ld, to + d * to_ld + c, to_ld);
+    for (int64_t c = 0; c < rows; c += W)
+        for (int64_t d = 0; d < columns; d += W) transpose_block(x + c * ld + d, ld, to + d * to_ld + c, to_ld);
 }
 
 }  // namespace
