@@ -23,12 +23,33 @@ INLINE void store_tile(const vec (&acc)[R][N], float* c, int64_t ldc) {
         for (int n = 0; n < N; ++n) store(c + r * ldc + n * W, acc[r][n]);
 }
 
-// START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows are `ldc` apart too.
-template <int R, int N, int START>
-INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from, float* c, int64_t ldc,
-                 int depth, const float* gain, int gain_step) {
-    vec acc[R][N];
-    for (int r = 0; r < R; ++r)
+// What the registers hold: 16 sums of 32 registers, 12 of 16 where a multiply-add needs no other.
+#if WIDTH == 16
+constexpr int TILE_R = 8, TILE_N = 2;
+#elif WIDTH == 8
+constexpr int TILE_R = 4, TILE_N = 3;
+#else
+constexpr int TILE_R = 4, TILE_N = 2;
+#endif
+
+template <int N>
+struct Vectors {};
+
+// Calls panel(n, Vectors<count>) for all columns from n = 0 on; four vectors are better two pairs than three and one.
+template <class Panel>
+INLINE void in_panels(int64_t N, const Panel& panel) {
+    int64_t n = 0;
+    for (; n + TILE_N * W <= N && (TILE_N == 2 || N - n != 4 * W); n += TILE_N * W) panel(n, Vectors<TILE_N>());
+    for (; TILE_N > 2 && n + 2 * W <= N; n += 2 * W) panel(n, Vectors<2>());
+    for (; n < N; n += W) panel(n, Vectors<1>());
+}
+
+// TILE_R rows. START: 0 from zero, 1 from `from`, 2 from gain[r * gain_step] * from, whose rows are `ldc` apart too.
+template <int START, int N>
+INLINE void tile(Vectors<N>, const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from, float* c,
+                 int64_t ldc, int depth, const float* gain, int gain_step) {
+    vec acc[TILE_R][N];
+    for (int r = 0; r < TILE_R; ++r)
         for (int n = 0; n < N; ++n) {
             acc[r][n] = START == 0 ? vec{} : load(from + r * ldc + n * W);
             if (START == 2) acc[r][n] *= gain[r * gain_step];
@@ -37,18 +58,11 @@ INLINE void tile(const float* a, int64_t row, int64_t step, const float* b, int6
     store_tile(acc, c, ldc);
 }
 
-#if WIDTH == 16
-constexpr int TILE_R = 8, TILE_N = 2;
-#elif WIDTH == 8
-constexpr int TILE_R = 4, TILE_N = 2;
-#else
-constexpr int TILE_R = 4, TILE_N = 2;
-#endif
-
-// The cache lines that the next chunk will read, prefetched a few at a time between tiles: all at once they would stall. They go to
+// The cache lines that the next chunk will read, prefetched a few at a time between tiles, more
+// between larger ones: all at once they would stall. They go to
 // the second level, since the first is full of this chunk.
 struct Prefetch {
-    static constexpr int STREAMS = 6, LINES = 12;
+    static constexpr int STREAMS = 6, LINES = W == 16 ? 12 : 4;
     const char* row[STREAMS];
     int64_t step[STREAMS], bytes[STREAMS];
     int streams = 0, stream = 0, rows = 0, at = 0;
@@ -75,17 +89,13 @@ template <int START>
 __attribute__((noinline)) void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from,
                                        float* c, int64_t ldc, int M, int N, int depth, Prefetch& prefetch, const float* gain = nullptr,
                                        int gain_step = 0) {
-    int n = 0;
-    for (; n + TILE_N * W <= N; n += TILE_N * W)
+    in_panels(N, [&](int64_t n, auto vectors) {
         for (int m = 0; m < M; m += TILE_R) {
             prefetch.issue();
-            tile<TILE_R, TILE_N, START>(a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth,
-                                        gain + m * gain_step, gain_step);
+            tile<START>(vectors, a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth, gain + m * gain_step,
+                        gain_step);
         }
-    for (; n < N; n += W)
-        for (int m = 0; m < M; m += TILE_R)
-            tile<TILE_R, 1, START>(a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth,
-                                   gain + m * gain_step, gain_step);
+    });
 }
 
 // The same in place.
