@@ -62,7 +62,7 @@ INLINE void tile(Vectors<N>, const float* a, int64_t row, int64_t step, const fl
 // between larger ones: all at once they would stall. They go to
 // the second level, since the first is full of this chunk.
 struct Prefetch {
-    static constexpr int STREAMS = 6, LINES = W == 16 ? 12 : 4;
+    static constexpr int STREAMS = 6, LINES = W == 16 ? 12 : 6;
     const char* row[STREAMS];
     int64_t step[STREAMS], bytes[STREAMS];
     int streams = 0, stream = 0, rows = 0, at = 0;
