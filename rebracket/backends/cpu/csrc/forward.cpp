@@ -17,7 +17,7 @@ void scale_reads(HeadSlice& s) {
 
 // N vectors of columns of O from `n` on, into `to`; a few rows at a time, which read nothing written after them.
 template <int N>
-INLINE void read_columns(HeadSlice& s, float* to, int64_t ld, int64_t n) {
+INLINE void read_columns(HeadSlice& s, float* to, int64_t ld, int64_t n, Vectors<N>) {
     for (int m = 0; m < C; m += TILE_R) {
         vec acc[TILE_R][N] = {};
         s.prefetch.issue();
@@ -30,9 +30,7 @@ INLINE void read_columns(HeadSlice& s, float* to, int64_t ld, int64_t n) {
 }
 
 void compute_outputs(HeadSlice& s, float* to, int64_t ld) {
-    int64_t n = 0;
-    for (; n + TILE_N * W <= s.Vp; n += TILE_N * W) read_columns<TILE_N>(s, to, ld, n);
-    for (; n < s.Vp; n += W) read_columns<1>(s, to, ld, n);
+    in_panels(s.Vp, [&](int64_t n, auto vectors) { read_columns(s, to, ld, n, vectors); });
 }
 
 // The outputs of the chunk's tokens, straight into the caller's tensor if whole rows of floats fit there.
