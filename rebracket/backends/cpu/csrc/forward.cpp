@@ -30,7 +30,7 @@ INLINE void read_columns(HeadSlice& s, float* to, int64_t ld, int64_t n, Vectors
 }
 
 void compute_outputs(HeadSlice& s, float* to, int64_t ld) {
-    in_panels(s.Vp, [&](int64_t n, auto vectors) { read_columns(s, to, ld, n, vectors); });
+    in_panels(s.Vp, [&](int64_t n, auto vectors) __attribute__((always_inline)) { read_columns(s, to, ld, n, vectors); });
 }
 
 // The outputs of the chunk's tokens, straight into the caller's tensor if whole rows of floats fit there.

@@ -35,7 +35,8 @@ constexpr int TILE_R = 4, TILE_N = 2;
 template <int N>
 struct Vectors {};
 
-// Calls panel(n, Vectors<count>) for all columns from n = 0 on; four vectors are better two pairs than three and one.
+// Calls panel(n, Vectors<count>) for all columns from n = 0 on; four vectors are better two pairs than three and one. `panel` has to be
+// inlined always: where it is called twice, it would read its captures from memory between multiplications.
 template <class Panel>
 INLINE void in_panels(int64_t N, const Panel& panel) {
     int64_t n = 0;
@@ -89,7 +90,7 @@ template <int START>
 __attribute__((noinline)) void product(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb, const float* from,
                                        float* c, int64_t ldc, int M, int N, int depth, Prefetch& prefetch, const float* gain = nullptr,
                                        int gain_step = 0) {
-    in_panels(N, [&](int64_t n, auto vectors) {
+    in_panels(N, [&](int64_t n, auto vectors) __attribute__((always_inline)) {
         for (int m = 0; m < M; m += TILE_R) {
             prefetch.issue();
             tile<START>(vectors, a + m * row, row, step, b + n, ldb, from + m * ldc + n, c + m * ldc + n, ldc, depth, gain + m * gain_step,
