@@ -80,7 +80,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def verdict(self, results: Sequence[Result]) -> Verdict:
-        """What `mean_over_seeds` says about the claim: checks of what was learned must see its `Estimate`s."""
+        """What `mean_over_seeds` says about the claim: each check of what was learned must see an `Estimate`."""
 
     @abstractmethod
     def draw(self, results: Sequence[Result], figure: Figure) -> None:
