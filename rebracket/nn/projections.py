@@ -1,6 +1,7 @@
 """Linear projections: plain ones, and those of gates and decays, whose numbers must not be rounded."""
 
 import math
+import warnings
 from typing import final
 
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ def residual_gain(d_model: int, layers: int) -> float:
 class Projection(nn.Linear):
     """x W^T, whose first weights keep the size of x, times a gain: W from N(0, gain^2 / dim_in).
 
-    Tools that look for `nn.Linear` itself, such as torch's `quantize_dynamic`, pass this subclass by without a word.
+    Tools that look for `nn.Linear` itself pass this subclass by; of torch's `quantize_dynamic` it says so in a warning.
 
     Args:
         dim_in, dim_out: sizes of the last axis, >= 1.
@@ -50,6 +51,23 @@ class Projection(nn.Linear):
     def reset_parameters(self) -> None:
         """Draws W from N(0, gain^2 / dim_in)."""
         draw(self.weight, self.gain)
+
+    @property
+    def qconfig(self) -> None:
+        """How torch's quantization is to replace this layer: not at all."""
+        return None
+
+    @qconfig.setter
+    def qconfig(self, asked: object) -> None:
+        warnings.warn(
+            "torch's quantization replaces nn.Linear itself, so this Projection stays float; a program has rounded "
+            'weights: Running(weights="int8"), or rebracket generate --weights int8',
+            stacklevel=2,
+        )
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        """Torch takes back what it asked; nothing was kept."""
 
     def lower(self, build: Builder, x: Value, plus: Value | None = None) -> Value:
         """The operations of `forward`, and of a sum with `plus`."""

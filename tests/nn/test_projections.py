@@ -1,5 +1,7 @@
 """Gates are projected without rounding; first weights have the spread they should."""
 
+import copy
+
 import pytest
 import torch
 
@@ -52,3 +54,16 @@ def test_drawing_again_clears_the_bias_and_keeps_the_spread():
     assert spread(gate.down.weight) == pytest.approx(1, rel=0.05)
     assert spread(gate.up.weight) == pytest.approx(1, rel=0.05)
     assert spread(wide.weight) == pytest.approx(0.25, rel=0.02)
+
+
+def test_quantize_dynamic_says_that_it_replaces_nothing():
+    """It sets `qconfig` on every module that it sees; other layers of the same model are replaced."""
+    model = torch.nn.Sequential(Projection(4, 4), torch.nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match="this Projection stays float") as said:
+        found = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    assert len([x for x in said if "Projection" in str(x.message)]) == 1
+    assert type(found[0]) is Projection
+    assert type(found[1]) is not torch.nn.Linear
+    x = torch.randn(3, 4)
+    assert torch.equal(found[0](x), model[0](x))
+    copy.deepcopy(found)
