@@ -30,7 +30,7 @@ def noise(draw, rows, tokens):
     ("where", "name", "fault", "what"),
     [
         (LanguageModel, "read", forgetful, ("logits apart", "gradients apart", "last losses")),
-        (modes, "counting", noise, ("what training left of the first loss",)),
+        (modes, "counting", noise, ("last loss over that of a uniform guess",)),
     ],
     ids=["another function", "nothing to learn"],
 )

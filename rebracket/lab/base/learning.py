@@ -65,7 +65,7 @@ def learn(
         >>> layers = [{"mixer": "gla", "heads": 1}]
         >>> model = model_without_mlps(layers, vocabulary=3, d_model=32, context=2, seed=0)
         >>> batch = Examples(torch.tensor([[0, 1]]), torch.tensor([[1, 0]]))
-        >>> losses = learn(model, lambda step: batch, 60, OptimizerConfig(learning_rate=0.01, warmup=5))
+        >>> losses = learn(model, lambda step: batch, 80, OptimizerConfig(learning_rate=0.003, warmup=5))
         >>> losses[-1] < losses[0], label_accuracy(model, batch)
         (True, 1.0)
     """
