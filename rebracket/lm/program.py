@@ -74,13 +74,14 @@ class Identity:
         return model_id(self._model)
 
 
-def written(model: nn.Module) -> tuple[tuple[int, int], ...]:
+def written(model: object) -> tuple[tuple[int, int], ...]:
     """Of every weight its place in memory and how often it was written to."""
     return tuple((x.data_ptr(), -1 if x.is_inference() else x._version) for x in weights_of(model))
 
 
-def weights_of(model: nn.Module) -> Iterator[Tensor]:
-    return chain(model.parameters(), model.buffers())
+def weights_of(model: object) -> Iterator[Tensor]:
+    """All weights and buffers; what stands in for a model, such as a script of its answers, has none."""
+    return chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else iter(())
 
 
 def lowered(model: LanguageModel) -> Graph:
@@ -99,6 +100,8 @@ def lowered(model: LanguageModel) -> Graph:
         ...
         rebracket.ops.program.NotLoweredError: embed.weight is torch.float64 on cpu; programs compute in float32 on CPUs
     """
+    if not isinstance(model, LanguageModel):
+        raise NotLoweredError(f"a {type(model).__name__} is no LanguageModel")
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
         raise NotLoweredError("torch has forward hooks for all modules")
     for name, part in model.named_modules():

@@ -4,12 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from rebracket.lm import LanguageModel, model_id, program
+from rebracket.lm import LanguageModel, ModelCache, ModelOutput, model_id, program
 from rebracket.lm.drafts import Drafter
 from rebracket.lm.generation import Generation, Piece, Running, Settings
 from rebracket.lm.sampling import Sampler
@@ -262,3 +263,24 @@ def test_texts_outgrow_the_room_they_had(monkeypatch: pytest.MonkeyPatch):
     roomy = begun(model, PROMPTS[:2], settings)
     assert grown(roomy, 700) == found
     assert_same(small.cache.tensors(), roomy.cache.tensors(), 0, 0)
+
+
+class Scripted:
+    """What stands in for a model: it answers every step with the next of its tokens."""
+
+    def __init__(self, answers: Sequence[int]) -> None:
+        self.answers, self.embed = list(answers), torch.nn.Embedding(1, 1)
+
+    def empty_cache(self, rows: int) -> ModelCache:
+        return writer("gated", torch.float32).empty_cache(rows)
+
+    def step(self, tokens: torch.Tensor, cache: ModelCache, *, inplace: bool = False) -> ModelOutput:
+        logits = torch.zeros(len(tokens), BYTES.vocab_size)
+        logits[:, self.answers.pop(0)] = 1
+        return ModelOutput(logits, cache)
+
+
+def test_what_stands_in_for_a_model_is_asked_step_by_step():
+    texts = Generation.begin(cast("LanguageModel", Scripted(b"abc")), BYTES, 1, Settings(Sampler(temperature=0)))
+    assert "Scripted is no LanguageModel" in texts.explain()
+    assert text_of(texts, 3) == ["a", "b", "c"]
