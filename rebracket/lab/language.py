@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, final
 
@@ -14,11 +13,12 @@ import torch
 from torch import Tensor
 
 from rebracket import features
-from rebracket.data import Batches, Corpus, cache_folder, load_corpus, ordered
+from rebracket.data import Batches, ordered
 from rebracket.lab.base.convolved import Convolved
 from rebracket.lab.base.drawing import draw_bars, draw_legend_outside, draw_line
 from rebracket.lab.base.estimate import Estimate
 from rebracket.lab.base.experiment import Cell, Experiment, Result, Size
+from rebracket.lab.base.text import corpus, trained
 from rebracket.lab.base.verdict import Check, Verdict
 from rebracket.lm.config import Config
 from rebracket.lm.model import LanguageModel
@@ -302,25 +302,9 @@ def trainer_of(model: LanguageModel, steps: int, rate: float, seed: int) -> Trai
     return Trainer(model, batches, text.tokenizer.byte_lengths(), TrainConfig.from_dict(tables), torch.device("cpu"))
 
 
-def trained(trainer: Trainer, step: int) -> bool:
-    """Trains up to a step; False if the loss is not a number."""
-    try:
-        while trainer.step < step:
-            trainer.advance()
-    except FloatingPointError:
-        return False
-    return True
-
-
 def bits_per_byte(model: LanguageModel, half: int) -> float:
     """Bits per byte of every other batch of the held-out text, from the first on or from the second."""
     text = corpus(TEXT, VOCABULARY)
     rows = islice(ordered(text.held_out, CONTEXT, BATCH, HELD_OUT), half, None, 2)
     lengths = text.tokenizer.byte_lengths()
     return validate(model, rows, lengths, torch.device("cpu"), Precision("float32")).value
-
-
-@lru_cache(maxsize=1)
-def corpus(text: str, vocabulary: int) -> Corpus:
-    """A text and its tokenizer, which is trained once and then cached on disk."""
-    return load_corpus([text], vocab_size=vocabulary, cache=cache_folder())

@@ -84,8 +84,13 @@ def train(model: LanguageModel, steps: int, rate: float, seed: int) -> bool:
     batches = Batches(text.train, CONTEXT, BATCH, seed)
     config, lengths = TrainConfig.from_dict(tables), text.tokenizer.byte_lengths()
     trainer = Trainer(model, batches, lengths, config, torch.device("cpu"))
+    return trained(trainer, steps)
+
+
+def trained(trainer: Trainer, step: int) -> bool:
+    """Trains up to a step; False if the loss stopped being a number."""
     try:
-        while trainer.step < steps:
+        while trainer.step < step:
             trainer.advance()
     except FloatingPointError:
         return False
